@@ -84,7 +84,7 @@ def check_writable(path: str) -> None:
 def write_text(path: str, text: str | Iterable[str]) -> None:
     """Write a text file atomically: on an error the old file is unchanged, and readers never see a partial file.
 
-    Missing folders are created. Of a symbolic link the target is replaced, unless it is read-only. A device, a pipe, a
+    Missing folders are created. The target of a symbolic link is replaced, unless it is read-only. A device, a pipe, a
     URI, and a file in a read-only folder are written in place. A lone surrogate, which UTF-8 cannot encode, is written
     as its escape.
     """
@@ -230,7 +230,7 @@ def shipped_files() -> list[str]:
 
 
 def join(base: str, relative: str) -> str:
-    """Resolve a path written in the file `base`: one that is no absolute path or URI is relative to its folder.
+    """Resolve a path written in the file `base`: one that is not an absolute path or URI is relative to its folder.
 
     >>> join("tables/mine.yaml", "ours.yaml"), join("s3://bucket/mine.yaml", "ours.yaml")
     ('tables/ours.yaml', 's3://bucket/ours.yaml')

@@ -148,7 +148,7 @@ def shown_by_fields(cls: type[T]) -> type[T]:
 
 
 def record_repr(record: Any) -> str:
-    """Return a NamedTuple or dataclass with its fields that are no defaults, in one line of fewer than 120 characters.
+    """Return a NamedTuple or dataclass with its fields that are not defaults, in one line of fewer than 120 characters.
 
     >>> from typing import NamedTuple
     >>> class Row(NamedTuple):
@@ -200,10 +200,11 @@ def list_nearest(name: str, known: Iterable[str], *, limit: int = 5) -> str:
 
     >>> list_nearest("resnet5", ["resnet50", "resnet101", "vit"])
     ": the nearest are 'resnet50', 'resnet101'"
-    >>> list_nearest("vti", ["resnet50", "vit"])
-    ": the nearest is 'vit'"
+    >>> list_nearest("vti", ["resnet50", "ViT"])
+    ": the nearest is 'ViT'"
     """
-    near = get_close_matches(name, list(known), n=limit)
+    folded = {item.casefold(): item for item in known}
+    near = [folded[item] for item in get_close_matches(name.casefold(), folded, n=limit)]
     return f": the nearest {'is' if len(near) == 1 else 'are'} {', '.join(map(repr, near))}" if near else ""
 
 
@@ -221,13 +222,13 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
-def spell_out(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
+def expand_options(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
     """Return a signature with the items of `**options: Unpack[Options]` as keywords, and their defaults.
 
     >>> from typing import TypedDict
     >>> Options = TypedDict("Options", {"depth": "Annotated[int | None, 3]"}, total=False)
     >>> def size(model: int, **options: Unpack[Options]) -> int: ...
-    >>> print(*spell_out(size))
+    >>> print(*expand_options(size))
     (model: 'int', *, depth: 'int | None' = 3) -> 'int' {'depth': 3}
     """
     accepted, keywords = signature(function), []
@@ -245,10 +246,9 @@ def spell_out(function: Callable[..., Any]) -> tuple[Signature, dict[str, Any]]:
 def explaining_arguments(function: F) -> F:
     """Return a function, or a class of records, whose TypeError for wrong arguments names them.
 
-    The TypeError lists the arguments, and the nearest to a wrong keyword. An error that names no argument
-    becomes a TypeError that names the first one whose type does not fit its annotation. An `__init__` is named
-    by the class that is created, which may have inherited it. The signature is `spell_out`'s, and the function gets all
-    of its options.
+    The TypeError lists the arguments, and the nearest to a wrong keyword. An error that names no argument becomes a
+    TypeError that names the first one whose type does not fit its annotation. An `__init__` is named by the class that
+    is created, which may have inherited it. The signature is `expand_options`'s, and the function gets all options.
 
     >>> @explaining_arguments
     ... def size(model, depth: int | None = 3): return model + depth
@@ -262,7 +262,7 @@ def explaining_arguments(function: F) -> F:
     if isinstance(function, type):
         function.__init__ = explaining_arguments(function.__init__)  # type: ignore[misc]
         return cast(F, function)
-    accepted, defaults = spell_out(function)
+    accepted, defaults = expand_options(function)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

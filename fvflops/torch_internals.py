@@ -10,7 +10,7 @@ If torch no longer has a name, its use raises MissingInternal, which names the l
 function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. Some
 supported versions of torch lack an `optional` name: it is then its fallback, or None, without a warning.
 
-`MINIMUM` is the oldest torch of each feature, and `refusal` the error on older ones.
+`MINIMUM` is the oldest torch of each feature, and `too_old_message` the error on older ones.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ MINIMUM: Mapping[str, str] = {
 }
 
 
-def refusal(feature: str) -> str | None:
+def too_old_message(feature: str) -> str | None:
     """Return why this torch is too old for a feature of MINIMUM; None if it is not."""
     import torch
 

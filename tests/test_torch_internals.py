@@ -22,7 +22,7 @@ from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.restore import torch_state
 from fvflops.plan.fake_process_group import fake_process_group
 from fvflops.plan.plan_options import PlanError
-from fvflops.torch_internals import ATTRIBUTES, INTERNALS, MINIMUM, Internal, Missing, MissingInternal, refusal
+from fvflops.torch_internals import ATTRIBUTES, INTERNALS, MINIMUM, Internal, Missing, MissingInternal, too_old_message
 from tests.support.checkout import ROOT
 from tests.support.old_torch import VERSION
 from tests.support.processes import missing_names
@@ -127,13 +127,13 @@ def test_a_missing_name_says_what_is_lost(name):
 @pytest.mark.parametrize("version", ["2.12.0a0+b4e4ee8", "2.13.0+cpu", "3.0.0"])
 def test_a_torch_of_the_minimum_is_not_refused(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
-    assert refusal("plan and sharded memory") is None
+    assert too_old_message("plan and sharded memory") is None
 
 
 def test_an_older_torch_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
     message = "torch 2.9.1+cpu is too old for plan and sharded memory: install torch 2.12 or newer"
-    assert refusal("plan and sharded memory") == message
+    assert too_old_message("plan and sharded memory") == message
     with pytest.raises(PlanError, match=re.escape(message)), fake_process_group(2, 0):
         pass
 

@@ -56,7 +56,7 @@ def _tabulate_kernels() -> str:
     gpus = list(dict.fromkeys(row.device for row in rows))
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        cells.setdefault((row.kind, row.dtype), {})[row.device] = f"{row.mean:.0f} ({row.borrowed:.0f})"
+        cells.setdefault((row.kind, row.dtype), {})[row.device] = f"{row.mean:.0f} ({row.held_out_gpu:.0f})"
     body = [
         (f"{KERNELS[kind]}{'' if dtype == 'all' else f', {dtype}'}", *(of_class.get(gpu, "") for gpu in gpus))
         for (kind, dtype), of_class in cells.items()

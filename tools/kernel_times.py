@@ -7,8 +7,8 @@
     tools/kernel_times.py FOLDER --fit FILE              fits each class, GPU and dtype, and writes the figures
 
 FOLDER has the CSV files of NVIDIA's AIConfigurator, as its collectors write them. A third of the shapes, the same on
-every GPU, is held out of all fits; the errors are of these shapes, of kernels above 10 us. The column "borrowed" is the
-error with the figures of the nearest other GPU in place of the GPU's own, on its own datasheet.
+every GPU, is held out of all fits; the errors are of these shapes, of kernels above 10 us. `held_out_gpu` is the error
+with the figures of the nearest other GPU in place of the GPU's own, on its own datasheet.
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ def _measure(kind: str, samples: Sequence[Sample]) -> KernelErrors | None:
         return None
     sample = chosen[0]
     device = find_device(DEVICES[sample.gpu])
-    own, other = find_figures(device), find_figures(device, without=_SAME_CHIP.get(device.name, (device.name,)))
+    own, other = find_figures(device), find_figures(device, exclude=_SAME_CHIP.get(device.name, (device.name,)))
     assert own is not None and other is not None
     if not other.by_class[kind]:
         return None  # no other chip has the class
     dtype = DTYPES[sample.dtype].figures
-    errors, borrowed = (_errors(CLASSES[kind], chosen, figures.of(kind, dtype)) for figures in (own, other))
+    errors, held_out_gpu = (_errors(CLASSES[kind], chosen, figures.of(kind, dtype)) for figures in (own, other))
     return KernelErrors(
         kind=kind,
         dtype=dtype,
@@ -147,7 +147,7 @@ def _measure(kind: str, samples: Sequence[Sample]) -> KernelErrors | None:
         mean=_mean(errors),
         bias=round(100 * statistics.mean(errors), 1),
         percentile_95=round(100 * sorted(map(abs, errors))[int(0.95 * (len(errors) - 1))], 1),
-        borrowed=_mean(borrowed),
+        held_out_gpu=_mean(held_out_gpu),
     )
 
 

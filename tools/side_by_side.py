@@ -38,10 +38,10 @@ from fvflops.reports.fvcore_format import pipe_table  # noqa: E402
 from fvflops.sources import LoadedModel, load_model  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402
 
-# Names in the expressions, beside what a tool's function returns.
+# Names in the expressions, in addition to a tool's result.
 Names = Mapping[str, Any]
 FAILS, NOTHING = "fails:", "–"
-# Of no cost: fvflops need not have them.
+# Not about cost: fvflops need not have them.
 NOT_OURS = ("graph (Netron)", "activations' values")
 
 

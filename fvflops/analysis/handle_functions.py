@@ -55,7 +55,7 @@ def read_op(op: Any) -> str:
 
 
 def list_unused(trace: Trace, handles: Mapping[str, Any], modules: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each handle but None of an op, function or module class that a run did not call."""
+    """Return a sentence for each handle, except None, of an op, function or class that a run did not call."""
     wanted = [name for name, handle in handles.items() if handle is not None]
     called = {name for signature in trace.signatures for name in names_of(signature.op)} if wanted else set()
     called |= {f"{FUNCTION_PREFIX}{region.name}" for region in trace.regions if region.kind == "function"}

@@ -156,7 +156,7 @@ class ModelAnalysis(AnalysisOutputs):
         `(inputs, outputs)` as in fvcore; any other result raises ValueError. None makes the op ignored.
         Names are `aten::linear`, `aten::add.Tensor` (one overload), `mylib::op` or `prim::PythonOp.NAME` (an
         autograd.Function); `torch.ops.aten.linear.default` is one too, also as an object. A lone name, and a function
-        of other arguments, raise TypeError, a name that is none of an op ValueError; a warning names the handles of ops
+        of other arguments, raise TypeError, an unknown op ValueError; a warning names the handles of ops
         that the model did not call. An exception of a handle is a ValueError that names both.
         """
         if len(args) % 2:
@@ -190,7 +190,7 @@ class ModelAnalysis(AnalysisOutputs):
                 raise TypeError(f"set_module_handle takes a class or its name{near}, got a {type(key).__name__} first")
             name = name_class(key) if isinstance(key, type) else key
             if isinstance(key, type) and not issubclass(key, torch.nn.Module):
-                raise ValueError(f"{name} is no module class: a handle of an op or a function is for set_op_handle")
+                raise ValueError(f"{name} is not a module class: a handle of an op or a function is for set_op_handle")
             if not may_exist(name):
                 raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)

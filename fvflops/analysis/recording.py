@@ -90,7 +90,7 @@ class record(FlopCountAnalysis):
         super().__init__(no_model, table=table, warn=warn)
         self._new_session = partial(Session, model, execution=execution, measure=measure, **shapes)
         if not (schedule is None or callable(schedule)):
-            raise TypeError(f"schedule={shown(schedule)} is no function: pass fvflops.schedule(wait=1, active=2)")
+            raise TypeError(f"schedule={shown(schedule)} is not a function: pass fvflops.schedule(wait=1, active=2)")
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._is_loaded = True

@@ -14,7 +14,7 @@ from fvflops.capture.recorder.tensor_specs import describe, describe_call
 from fvflops.capture.recorder.value_reader import find_value_arguments
 from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.functions.classes import subclasses
-from fvflops.formulas.language.example import Argument, Example
+from fvflops.formulas.language.example import Argument, Example, ExampleError
 from fvflops.formulas.loading import PARTS
 from fvflops.formulas.rows import cost_of_call
 from fvflops.formulas.schema import KNOWN_NAMESPACES
@@ -96,7 +96,7 @@ def _call_of_row(row: Row) -> Call:
         tensors = [_build(value) for value in example.tensors]
         inputs = tuple(map(_add_values, map(describe, tensors), tensors))
         return Call.of_region(row.name, inputs, tuple(describe(_build(value)) for value in example.outputs or ()))
-    except NotRunnable as problem:
+    except (NotRunnable, ExampleError) as problem:
         raise NotRunnable(f"{row.file}:{row.line}: {problem}") from None
 
 

@@ -66,7 +66,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
                     f"optimizer must be a torch.optim.Optimizer or create one from parameters; got {shown(maker)}"
                 )
         self._step = step
-        # All arguments but model and inputs, for `varied`.
+        # All arguments except model and inputs, for `varied`.
         self._options: dict[str, Any] = {"kwargs": self._run.kwargs, "table": self._table, "warn": warn, **step}
 
     @property

@@ -101,7 +101,7 @@ def fresh_scripts(recorder: Recorder) -> Wrapper:
 
 
 def unrecorded_functions() -> list[Wrapper]:
-    """Return the wrappers that leave unrecorded what torch runs once per process, for itself.
+    """Return the wrappers that exclude torch's own one-time work from recordings.
 
     A constant for the first nested tensor, and an op's decomposition, from which DTensor finds how to shard the op.
     """

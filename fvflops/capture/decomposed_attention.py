@@ -30,7 +30,7 @@ _MARK = object()  # of autograd nodes
 
 
 class Pairs(NamedTuple):
-    """Of an attention's pairs of `queries` x `keys`, `unmasked` of `all` are not masked; None if that is unknown."""
+    """Numbers of (query, key) pairs of an attention: unmasked ones, None if unknown, and all."""
 
     unmasked: int | None
     all: int

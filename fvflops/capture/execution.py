@@ -1,4 +1,4 @@
-"""How a run is executed: for which device, by shapes or for real, inside which other recordings."""
+"""How a run is executed: device, shape or real execution, enclosing recordings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def choose_device(device: str | torch.device | None, devices: Sequence[torch.dev
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
-        raise ValueError(f"device={shown(device)} is no device of torch: pass 'cpu', 'cuda' or 'cuda:1'") from None
+        raise ValueError(f"device={shown(device)} is not a device of torch: pass 'cpu', 'cuda' or 'cuda:1'") from None
     if target.type == "meta":
         raise ValueError("shape execution needs a target device such as 'cpu' or 'cuda', not 'meta'")
     return target if target.type == "cpu" or target.index is not None else torch.device(target.type, 0)

@@ -109,7 +109,7 @@ class ModelCall:
 
 
 def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
-    """Return the scalar loss of a model's result; ValueError if it is no scalar tensor."""
+    """Return the scalar loss of a model's result; ValueError if it is not a scalar tensor."""
     if loss is not None:
         check_loss(loss)
     value: Any = loss_in(result) if loss is None else loss(result)

@@ -60,7 +60,7 @@ from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack, is_a
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
-# Of longer runs of a program only call counts are retained: this many events take about 100 MB.
+# Longer runs of a program keep only call counts: this many events take about 100 MB.
 _MAX_EVENTS = 1 << 18
 
 
@@ -121,7 +121,7 @@ class Session:
         self._autograd: AutogradUse | None = None
         self._complete = True
         self._metadata: dict[str, str] = {}
-        # Kept until recording ends: a constant of a copy, freed before, would look like a result of unseen work.
+        # Kept until the recording ends: a copy's constant, if freed earlier, would look like unseen work's result.
         self._scripts: Mapping[int, ScriptCopy] = {}
 
     @property
@@ -173,7 +173,7 @@ class Session:
             self._stack = stack.pop_all()
 
     def _enter(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
-        """Enter the contexts of the recording; unless a program runs for real, the end undoes its changes."""
+        """Enter the contexts of the recording; except in real execution of a program, the end undoes changes."""
         by_shapes = self.execution == "shapes"
         undo_log, wrappers = None, list[Wrapper]()
         if by_shapes and self.call is None:  # `record_call` does both for its calls
@@ -277,7 +277,7 @@ class Session:
         # Under a caller's autocast the run cast weights without autograd: the cache must not return these casts.
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
-        if self.call is not None:  # frees by restoring are not the call's
+        if self.call is not None:  # the call does not free what restoring frees
             stack.callback(recorder.close)
         if self.draws is not None:
             stack.callback(self.draws.compare, snapshot.generators, recorder.python_reads)
@@ -366,8 +366,8 @@ class Session:
     def release(self, *, describe: bool = True) -> str:
         """Remove shape tensors from objects that outlive the run; name in one line objects that keep some.
 
-        Only for callers that use none themselves: a program may go on with shape tensors that its run returned. Without
-        `describe` it returns "".
+        Only for callers that use none themselves: a program may continue with shape tensors that its run returned.
+        Without `describe` it returns "".
         """
         self._stack = ExitStack()
         if self._recorder is not None:
@@ -414,7 +414,7 @@ class Session:
 
     @property
     def has_started(self) -> bool:
-        """Whether a start came as far as recording."""
+        """Whether recording has started."""
         return self._recorder is not None
 
     @property

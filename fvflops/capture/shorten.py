@@ -42,7 +42,7 @@ class Shortened:
         """Return the Trace of the full model from one recorded with the shortened model.
 
         `below` is the name of the model in the recorded one, if that contains it. The result is None where equal layers
-        did not run equally, so that the full model must be recorded: call `restore`.
+        ran differently, so that the full model must be recorded: call `restore`.
         """
         expansion = Expansion.unchanged(trace)
         try:
@@ -56,7 +56,7 @@ class Shortened:
         return expansion
 
     def repeat(self, named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-        """Return the full model's (name, item) pairs from the shortened model's, in order, as of `named_parameters`."""
+        """Return the full model's (name, item) pairs from the shortened model's, ordered as by `named_parameters`."""
         items = list(named)
         for run in reversed(self.runs):
             items = [(name, item) for name, item, _ in repeat_periods(items, run)]
@@ -78,15 +78,15 @@ def shorten(
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
 ) -> Shortened | None:
-    """Shorten a model in place: of equal successive layers it keeps the first two and the last two.
+    """Shorten a model in place: keep the first two and the last two of equal successive layers.
 
-    Layers are equal if they have equal classes, tensors (but for values), attributes and hooks, but for attributes that
-    count them, which count the remaining ones. Layers that share modules or tensors with others, or of which others of
+    Layers are equal if they have equal classes, tensors (except for values), attributes and hooks; attributes that
+    count layers then count the remaining ones. Layers that share modules or tensors with others, or differ in which of
     their submodules are `marked` (such as checkpointed modules), are not equal. So that a model's code cannot treat
     layers unequally, its forward pass on `args` and `kwargs` is recorded with all layers (without autograd; `device`
     and `assume` are as for `record_call`), and must equal the shortened model's, expanded.
 
-    None, with the model unchanged, if nothing can be left out.
+    Return None, with the model unchanged, if no layer can be omitted.
     """
     runs = find_layer_runs(model, {id(module) for module in marked})
     if not runs:
@@ -152,9 +152,9 @@ def find_index_attributes(
     """Return which attributes differ between two equal layers because they count layers, None for unequal ones.
 
     An attribute counts layers if it is an int that differs by `distance`, the distance between the layers in their
-    list; attributes are given as (name of the module below the layer, attribute). Equal are classes, modes, submodules,
-    shapes, strides, dtypes, devices and requires_grad of parameters and buffers, values of buffers of integers, hooks
-    and all other attributes, and which submodules are `marked` by their ids.
+    list; attributes are given as (name of the module below the layer, attribute). Equal layers have equal classes,
+    modes, submodules, shapes, strides, dtypes, devices and requires_grad of parameters and buffers, values of integer
+    buffers, hooks and all other attributes, and equal submodules `marked` by their ids.
 
     >>> find_index_attributes(nn.Linear(2, 3), nn.Linear(2, 3), 1), find_index_attributes(nn.Linear(2, 3), nn.ReLU(), 1)
     (frozenset(), None)
@@ -224,10 +224,10 @@ def _are_equal(first: Any, second: Any, partners: Mapping[int, int], depth: int)
     return bool(attributes) and inner(attributes, second.__dict__)
 
 
-# How many successive layers may differ before they repeat, as in models with local and global attention by turns.
+# How many successive layers may differ before they repeat, as in models that alternate local and global attention.
 _MAX_PERIOD = 8
 
-# Of a shorter run more would be lost by comparing and expanding than is gained.
+# For a shorter run, comparing and expanding would take longer than they save.
 _LEAST = 2 * KEPT
 
 # A layer's kind, numbered, and the attributes that count layers.
@@ -307,7 +307,7 @@ def _find_kinds(members: Sequence[nn.Module | None], shared: Collection[int], ma
 
 
 def _longest_run(kinds: Sequence[_Kind]) -> tuple[int, int]:
-    """Return the period of the run at the start that leaves out most layers, and how often that period occurs.
+    """Return the period of the run at the start that saves most layers, and how often that period occurs.
 
     >>> a, b = (0, frozenset()), (1, frozenset())
     >>> _longest_run([a, a, a, a, a, b]), _longest_run([a, b, a, b, a, b, a, b, a, b, a])

@@ -184,7 +184,7 @@ def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:
 def autocast_to(dtype: torch.dtype, device_type: str) -> torch.autocast:
     """Return torch's autocast to a dtype; anything else, such as "bf16" or True, raises TypeError."""
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"autocast={shown(dtype)} is no dtype: pass torch.bfloat16 or torch.float16")
+        raise TypeError(f"autocast={shown(dtype)} is not a dtype: pass torch.bfloat16 or torch.float16")
     return torch.autocast(device_type, dtype)
 
 
@@ -207,7 +207,7 @@ def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[n
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
     is_one = isinstance(checkpointed, (str, type, nn.Module))
     if is_one or not (callable(checkpointed) or isinstance(checkpointed, Iterable)):
-        raise ValueError(f"checkpoint={shown(checkpointed)} is no list: pass a list of module names or classes")
+        raise ValueError(f"checkpoint={shown(checkpointed)} is not a list: pass a list of module names or classes")
     by_name = dict(module_paths(model))
     selected = []
     if callable(checkpointed):

@@ -19,7 +19,7 @@ from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.escaping import plain_name, printable
 from fvflops.reports.formats import FORMATS
-from fvflops.reports.pictures.picture import kind_of
+from fvflops.reports.pictures.picture import file_type
 from fvflops.sources.load import check_models
 from fvflops.sources.options import SourceOptions
 from fvflops.sweep.count_model import CountSettings, count_model
@@ -164,7 +164,7 @@ def read_plot(arguments: argparse.Namespace, joined: Join | None) -> ParetoPlot 
     for key in axes:
         check_axis(model_table((), joined), key)
     higher = tuple(key for key in numbers if key not in arguments.lower)
-    return ParetoPlot(arguments.plot, kind_of(arguments.plot), axes, higher)
+    return ParetoPlot(arguments.plot, file_type(arguments.plot), axes, higher)
 
 
 def _read_labels(texts: Sequence[str], names: Sequence[str]) -> dict[str, str]:

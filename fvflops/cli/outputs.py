@@ -81,16 +81,16 @@ def choose_format(arguments: argparse.Namespace) -> None:
 
 
 def check_digits(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for digits of a format whose numbers are exact, or drawn.
+    """Raise ValueError for `--digits` with a format whose numbers are exact, or drawn.
 
     >>> check_digits(argparse.Namespace(digits=5, format="csv"))
     Traceback (most recent call last):
-    ValueError: --digits 5 is of text, markdown, latex and paper: --format csv has its own
+    ValueError: --digits 5 is for text, markdown, latex and paper; --format csv has its own digits
     """
     digits = getattr(arguments, "digits", None)
     if digits is not None and arguments.format not in _WITH_DIGITS:
         first, last = ", ".join(_WITH_DIGITS[:-1]), _WITH_DIGITS[-1]
-        raise ValueError(f"--digits {digits} is of {first} and {last}: --format {arguments.format} has its own")
+        raise ValueError(f"--digits {digits} is for {first} and {last}; --format {arguments.format} has its own digits")
 
 
 def check_file(option: str, path: str) -> None:
@@ -118,7 +118,7 @@ def check_exports(arguments: argparse.Namespace) -> dict[str, str]:
         if path is not None:
             files[path] = prepare_export(path, format, arguments.weight)
     if arguments.weight is not None and not files:
-        raise ValueError("--weight sets what widths show in a file: add --trace, --speedscope or --flamegraph")
+        raise ValueError("--weight sets the widths in an exported file: add --trace, --speedscope or --flamegraph")
     return files
 
 

@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if not action.option_strings]
 
     def format_help(self, *, everything: bool = False) -> str:
-        """Return the help, with `everything` also of the rare options."""
+        """Return the help; with `everything` it includes rare options."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)

@@ -124,7 +124,7 @@ class Decoder:
         return self._model(use_cache=True, **inputs)
 
     def _decode(self, length: int, cache: object, result: Any) -> Any:
-        """Run the model on one token after `length` cached ones; `result` is of the call before."""
+        """Run the model on one token after `length` cached ones; `result` is the previous call's."""
         inputs = {self._ids: self._make_ids(1), self._cache: cache, **self._positions(length, 1)}
         return self._model(use_cache=True, **inputs)
 

@@ -171,7 +171,6 @@ def _costs_by_module(flops: FlopCountAnalysis, table: FormulaTable) -> _RunCosts
 def _module_change(
     before: _RunCosts, after: _RunCosts, names: _Names, statuses: Mapping[str, str], before_names: Mapping[str, str]
 ) -> ModuleChange:
-    """Return the change of a module."""
     runs = list(zip((before, after), names, strict=True))
     first, second = ({} if name is None else run.labels.get(name, {}) for run, name in runs)
     parameters = [0 if name is None else run.parameters.get(name, 0) for run, name in runs]

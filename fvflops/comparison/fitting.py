@@ -17,7 +17,7 @@ from fvflops.comparison.polynomial import Exponents, Number, Polynomial
 
 # The highest power of one size that is tried.
 HIGHEST = 4
-# Steps whose multiples are tried where a count is no polynomial: typical strides, patches and blocks.
+# Steps whose multiples are tried where a count is not a polynomial: typical strides, patches and blocks.
 PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 3, 6, 12, 24, 48, 96, 7, 14, 28, 56, 112, 5, 10, 20, 40, 80)
 # Indices of sizes in a long range: at its low end, where a run is cheapest, unevenly spaced.
 _NODE_INDICES = (0, 1, 3, 7, 12, 20)
@@ -103,7 +103,7 @@ def _along(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes], int])
 
 
 def _find_factors(axis: Axis, count_at: Callable[[int], int]) -> list[Number]:
-    """Return the factors of Newton's form of a count, one more than its degree; [] where it is no polynomial."""
+    """Return the factors of Newton's form of a count, one more than its degree; [] where it is not a polynomial."""
     nodes = _nodes(axis)
     for degree in range(min(HIGHEST, len(nodes) - 2) + 1):
         factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)

@@ -213,7 +213,7 @@ def render(
 
 
 def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """Return as text the `top_modules` classes with the most parameters, MACs, FLOPs and time at each depth.
+    """Return a text with the `top_modules` classes of most parameters, MACs, FLOPs and time at each depth.
 
     `module_depth` is the last depth shown, 0 being the model; -1 shows all.
     """

@@ -144,7 +144,7 @@ def _groups(trace: Trace) -> dict[int, str]:
 
 
 def name_region(trace: Trace, region: Region) -> str:
-    """Return the name of a region in the ledger: `prim::PythonOp.NAME` of a function, or a module's class."""
+    """Return the name under which a region counts: `prim::PythonOp.NAME` of a function, or a module's class."""
     if region.kind == "function":
         return f"prim::PythonOp.{region.name}"
     owner = trace.modules.by_name[region.name]

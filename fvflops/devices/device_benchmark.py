@@ -37,9 +37,9 @@ def measure_device(
     """Return the measured peaks of a device of this machine: FLOP/s of matrix products by dtype, and memory bandwidth.
 
     `where` is "cpu" or a CUDA device, by default CUDA if there is one. `dtypes` are names in `PRODUCTS`, by default all
-    (tf32 only on CUDA); one that the device does not support is ignored. Each peak takes about `seconds`. Products are
-    of square matrices, whose size is doubled while time remains; the fastest run counts. The bandwidth is of a
-    copy or of a triad (a = b + s*c) over arrays larger than the caches, whichever is higher, each number read or
+    (tf32 only on CUDA); one that the device does not support is ignored. Each peak takes about `seconds`. Products have
+    square matrices, whose size is doubled while time remains; the fastest run counts. The bandwidth is measured by a
+    copy or a triad (a = b + s*c) of arrays larger than the caches, whichever is higher, each number read or
     written counted once; a CPU with write-allocate caches moves more. fp8 and int8 are not measured. Another device or
     dtype raises ValueError.
     """
@@ -126,7 +126,7 @@ def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
             except RuntimeError:  # dtype not supported on this device, or out of memory
                 break
             best = max(best, int(2 * side**3 / duration))
-            # Twice the side is 8 times the work. On a busy machine a small product is no measure of it: threads wait.
+            # Twice the side is 8 times the work. On a busy machine small products are too slow: threads wait.
             if 8 * duration > deadline - time.perf_counter():
                 break
             side *= 2

@@ -46,9 +46,9 @@ _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
 CUDA_VENDORS = ("NVIDIA", "AMD")
 # Digits of a device's name that is a number, such as 4090; a shorter number is a memory in GB.
 NAME_DIGITS = 4
-# Bytes that torch's allocator does not have: of the driver's context with kernels, and of one of NCCL's communicators.
+# Bytes outside of torch's allocator: the driver's context with kernels, and one of NCCL's communicators.
 _CONTEXT, _NCCL = 512 * 2**20, 2**30
-# Further communicators of tensor with pipeline parallelism: what measured runs with both take more.
+# Additional communicators of tensor with pipeline parallelism, from the memory of measured runs.
 _FURTHER = 3
 
 # Remedy for a device that is not listed.

@@ -36,7 +36,7 @@ class RunErrors:
     """Errors in % of the estimated step times of `runs` that a source measured with one framework on a GPU.
 
     `nodes` is `ONE_NODE` or `NODES`. `fitted` says whether the shipped figures of the software were fitted to them.
-    `mean` is of the absolute errors, `held_out` their mean with figures fitted to the other sources of the software,
+    `mean` is the mean absolute error, `held_out` the one with figures fitted to the other sources of the software,
     None without any.
     """
 
@@ -56,7 +56,7 @@ class RunErrors:
 class KernelErrors:
     """Errors in % of the estimated times of measured kernels of shapes that no figure was fitted to.
 
-    `mean` is of the absolute errors, `borrowed` their mean with the figures of other GPUs.
+    `mean` is the mean absolute error, `held_out_gpu` the one with figures fitted to other GPUs only.
     """
 
     kind: str
@@ -66,18 +66,18 @@ class KernelErrors:
     mean: float
     bias: float
     percentile_95: float
-    borrowed: float
+    held_out_gpu: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictErrors:
-    """How many verdicts on measured runs' memory are right: of `fit` that are said to fit, and of `unfit` others."""
+    """Measured runs that were predicted to fit into memory, or to be too large, and how many of each did so."""
 
     source: str
     fit: int
     fit_right: int
-    unfit: int
-    unfit_right: int
+    too_large: int
+    too_large_right: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def expect_kernel_error(kind: str, dtype: str, device: Device) -> ErrorEstimate:
     dtype = dtype if dtype in dtypes else dtypes[0]  # whose figures are used too
     rows = [row for row in rows if row.dtype == dtype]
     own = [row for row in rows if row.device == device.name]
-    mean, count = average((row.mean if own else row.borrowed, row.kernels) for row in own or rows)
+    mean, count = average((row.mean if own else row.held_out_gpu, row.kernels) for row in own or rows)
     what = KERNELS[kind] if dtype == "all" else f"{KERNELS[kind]} in {dtype}"
     where = f"on {device.name}, of shapes not fitted to" if own else "on GPUs whose own figures are left out"
     text = f"Error: {_percent(mean)} on average in {format_thousands(count)} measured kernels: {what} {where}."
@@ -188,11 +188,11 @@ def describe_verdicts() -> str:
     """Return how often a verdict that a step fits was right.
 
     >>> describe_verdicts().partition(":")[0]
-    'Said to fit'
+    'Should fit'
     """
     rows = load_errors().memory
     fit, right = sum(row.fit for row in rows), sum(row.fit_right for row in rows)
-    return f"Said to fit: {right} of {format_quantity(fit, 'measured run')} did ({_join(row.source for row in rows)})."
+    return f"Should fit: {right} of {format_quantity(fit, 'measured run')} did ({_join(row.source for row in rows)})."
 
 
 def average(rows: Iterable[tuple[float, int]]) -> tuple[float, int]:

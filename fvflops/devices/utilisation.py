@@ -106,7 +106,7 @@ def mfu(counts: Work, seconds: float | None = None, *, device: str | Device, **o
     PaLM counts matrix products only, forward and backward. The table `default` adds norms, pooling and the like, a
     thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM; with
     `attention` "causal", of an analysis or a Trace, only the pairs within its mask count, as in `model_flops`, with
-    "dense" all. Ops that the table does not support are not counted: see the counts' ledger.
+    "dense" all. Unsupported ops are not counted: see `unsupported_ops()`.
 
     An analysis of a float32 model has float32 ops; if the measured run was in torch.autocast, pass `dtype`, else
     "fp32": without it a warning names both figures.
@@ -294,7 +294,7 @@ def _utilise(name: str, work: Mapping[str, Fraction], seconds: float | None, mac
         raise ValueError(f"devices must be the number of devices, at least 1; got {shown(devices)}")
     if sparse and not set(work) & set(device.sparse):
         dtypes = ", ".join(device.dtypes(sparse=True)) or "no dtype"
-        raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are of {', '.join(work)}")
+        raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are in {', '.join(work)}")
     machine = machine._replace(devices=int(devices))
     share = sum(machine.times(work).values()) / measured
     utilisation = float(min(share, _MAX_SHARE))  # as a float, so that the least time, rounded to a float, gives 1.0
@@ -304,7 +304,7 @@ def _utilise(name: str, work: Mapping[str, Fraction], seconds: float | None, mac
 
 
 def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], machine: _Machine) -> None:
-    """Warn where most of the time is of float32 ops: under torch.autocast the measured run had others."""
+    """Warn where float32 ops take most of the time: under torch.autocast the measured run had other dtypes."""
     times = machine.times(work)
     faster = next((dtype for dtype in ("bf16", "fp16") if dtype in machine.device.dtypes()), "")
     slowest = max(times, key=lambda dtype: times[dtype])
@@ -313,7 +313,7 @@ def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], mach
     total = sum(times.values())
     other = share * float((total - times["fp32"] + work["fp32"] / machine.peak(faster)) / total)
     warnings.warn(
-        f"{name} of {format_percent(share, 1)} is of float32 ops at the fp32 peak of {machine.device.name}: if the "
+        f"{name} of {format_percent(share, 1)} has float32 ops at the fp32 peak of {machine.device.name}: if the "
         f"measured run was in torch.autocast, pass dtype={faster!r} ({format_percent(other, 1)}), else dtype='fp32'",
         stacklevel=5,
     )
@@ -366,7 +366,7 @@ def model_flops(
     Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
     `attention` is "dense", in which all pairs of query and key count, or "causal", in which only pairs within a causal
     mask, a window or a known mask do. Attention written out as products and a softmax counts all pairs in both.
-    `matmul_only` leaves out all FLOPs that are no multiply-adds, such as in norms. `table` is the convention.
+    `matmul_only` excludes FLOPs that are not multiply-adds, such as in norms. `table` is the convention.
 
     >>> import torch
     >>> from fvflops import TrainingStepAnalysis

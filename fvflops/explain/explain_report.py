@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fvflops.explain.explained_trace import ExplainedTrace
-from fvflops.explain.findings.find_losses import encode_losses, find_losses, losses_parts
+from fvflops.explain.findings.find_losses import encode_losses, find_losses, report_parts
 from fvflops.explain.findings.finding import describe_work
 from fvflops.explain.findings.planned_step import ComparedRow, PlannedStep, compare_modules, compare_step
 from fvflops.explain.launch_contexts import KINDS, shorten_kernel
@@ -42,7 +42,7 @@ def explain_report(trace: ExplainedTrace, planned: PlannedStep | None = None) ->
     about = [*trace.about(), *_list_missing_phases(compared)]
     parts: list[Part] = [Items("", about[1:])] if about[1:] else []
     modules = None if planned is None else compare_modules(trace, planned)
-    parts += losses_parts(found, compared, modules, trace.total_ns() / 1e9 / steps)
+    parts += report_parts(found, compared, modules, trace.total_ns() / 1e9 / steps)
     parts += [_tabulate_time(trace, steps), _tabulate_steps(trace), _tabulate_work(trace, steps)]
     parts += [_tabulate_collectives(trace, steps), _tabulate_waits(trace), _tabulate_idle(trace, steps)]
     name = os.path.basename(trace.timelines[0].path)
@@ -61,16 +61,16 @@ def _list_missing_phases(compared: Sequence[ComparedRow]) -> Iterator[str]:
     measured = {row.phase for row in compared if row.measured}
     missing = dict.fromkeys(row.phase for row in compared if row.phase and row.phase not in measured)
     if missing:
-        yield f"the trace has no work of the phases {', '.join(missing)}: the plan is of a whole training step"
+        yield f"the trace has no work of the phases {', '.join(missing)}: the plan is for a whole training step"
 
 
 def _seconds(key: str, heading: str) -> Column:
     return number_column(key, heading, form=format_seconds)
 
 
-# Of work and idle time; narrow terminals lack the ones with an order, the largest first.
+# Columns of work and idle time; narrow terminals omit those with a `hide_order`, the largest first.
 _COLUMNS = (
-    text_column("what", shorten_last=True),
+    text_column("part", shorten_last=True),
     _seconds("seconds", "time"),
     number_column("share", form=format_share),
     number_column("calls"),
@@ -90,10 +90,10 @@ def _tabulate_time(trace: ExplainedTrace, steps: int) -> Table:
     columns = data_only(_COLUMNS, [] if on_gpu else ["kernels"])
     total = trace.total_ns()
     idle = [(f"idle: {CAUSES[row.cause]}", row.ns) for row in trace.idle()]
-    records = [{"what": KINDS[row.kind], **_figures(row, steps, total)} for row in trace.work()]
+    records = [{"part": KINDS[row.kind], **_figures(row, steps, total)} for row in trace.work()]
     records += [
-        {"what": what, "seconds": ns / 1e9 / steps, "share": ns / total if total else None}
-        for what, ns in (*idle, ("step", total))
+        {"part": name, "seconds": ns / 1e9 / steps, "share": ns / total if total else None}
+        for name, ns in (*idle, ("step", total))
     ]
     *rows, last = _list_values(columns, records)
     return Table("time", columns, rows, "Time of a step, mean of all", total=last, noun="row")
@@ -142,7 +142,7 @@ def _tabulate_work(trace: ExplainedTrace, steps: int) -> Table:
     what, seconds, _, calls, *_, rate, expected, lost = _COLUMNS
     columns = (what, seconds, text_column("class"), text_column("phase"), calls, rate, expected, lost)
     records = [
-        {"what": describe_work(row), "class": row.kind, "phase": row.phase, **_figures(row, steps, 0)}
+        {"part": describe_work(row), "class": row.kind, "phase": row.phase, **_figures(row, steps, 0)}
         for row in trace.work(lambda row: (row.kind, row.phase, row.op or row.kernel, str(row.inputs)))
         if row.kind != "communication"
     ]

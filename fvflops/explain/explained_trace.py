@@ -79,10 +79,10 @@ def explain_trace(
     """Return where the time of steps went, from chrome traces of torch.profiler, .json or .json.gz, one for each rank.
 
     Each moment of a step belongs to one row: to the kernel that ran, by class of work, or to a cause of idle time, so
-    that rows add up to the step to the nanosecond. FLOPs and bytes are of ops with recorded shapes
+    that rows add up to the step to the nanosecond. FLOPs and bytes are known for ops with recorded shapes
     (record_shapes=True), by the convention exact. Expected times are from the kernel models of `plan` for `device`,
     a name or a Device, by default the GPU that the trace names. A trace without kernels is explained by the times of
-    its ops. A file that is no trace, or is cut off, raises TraceError.
+    its ops. A file that is not a trace, or is truncated, raises TraceError.
 
     >>> import tempfile, torch
     >>> with torch.profiler.profile(record_shapes=True) as profile:
@@ -102,7 +102,7 @@ def explain_trace(
     traces = list(map(read_columns, names))
     ranks = [columns.rank for columns in traces if columns.rank is not None]
     if len(set(ranks)) < len(ranks):
-        raise TraceError("two traces are of one rank: pass one file for each rank")
+        raise TraceError("two traces have the same rank: pass one file for each rank")
     costs = OpCosts(chosen or _find_device(traces[0]))
     return ExplainedTrace(tuple(build_timeline(columns, costs) for columns in traces), costs.device)
 

@@ -130,7 +130,7 @@ _GENERIC = ("elementwise", "reduction", "copy", "other", "")
 class Context(NamedTuple):
     """Where a kernel was launched; `op` is the host span whose work it does, -1 for none.
 
-    `composite` and `own` are classes: of the outermost op of COMPOSITE around, and of the innermost op, "" if unknown.
+    `composite` is the class of the outermost enclosing op of COMPOSITE, `own` of the innermost op, "" if unknown.
     `is_graph` is whether a captured graph was launched.
     """
 
@@ -216,7 +216,7 @@ def _module_of(kind: int, name: str) -> str:
 
 
 def _find_forward_ops(columns: TraceColumns) -> dict[int, int]:
-    """Return the sequence number of autograd → the first op that has it, which is of the forward pass."""
+    """Return the sequence number of autograd → the first op that has it, in the forward pass."""
     host = columns.host
     found: dict[int, int] = {}
     for index, number in enumerate(host.sequence):

@@ -131,7 +131,7 @@ class HostSpans:
 
 @dataclass(slots=True)
 class Activities:
-    """Kernels, copies and fills of the GPU by start; positions and times as of HostSpans.
+    """Kernels, copies and fills of the GPU by start; positions and times as in HostSpans.
 
     `kind` is KERNEL, MEMCPY or MEMSET, `stream` a number of `TraceColumns.streams`, `details` of
     `TraceColumns.details`. `launch` is the runtime call that launched it, `op` the op around, -1 where unknown.
@@ -192,7 +192,7 @@ class TraceColumns:
 
 
 def read_columns(path: str) -> TraceColumns:
-    """Return a chrome trace in columns; a file that is none, or has neither ops nor kernels, raises TraceError."""
+    """Return a chrome trace in columns; another file, or one without ops and kernels, raises TraceError."""
     stream = TraceStream(path)
     columns = collect_columns(path, stream)
     if not len(columns.gpu) and OP not in columns.host.kind:
@@ -217,7 +217,7 @@ def collect_columns(path: str, events: Iterable[Mapping[str, Any]]) -> TraceColu
 
 
 def _add(columns: TraceColumns, event: _Fields, position: int) -> None:
-    """Add a complete event, if it is of the host or of the GPU; one with invalid values is unreadable."""
+    """Add a complete event, if it is an event of the host or the GPU; one with invalid values is unreadable."""
     category = event.get("cat")
     if not isinstance(category, str):
         return

@@ -32,7 +32,7 @@ _FORM = "an integer >= 1, such as 1 (fvcore) or 2 (hardware)"  # of multiply_add
 _ENDINGS = (".yaml", ".yml")  # of a table that another file names
 _FLAGS = ("opaque", "floating_point_only", "ignore_inherited", "registered_formulas")
 
-# Shipped YAML files that are not formula tables, and tables that are no conventions of their own.
+# Shipped YAML files that are not formula tables, and tables that are not conventions of their own.
 _OTHER_FILES = ("devices", "efficiencies", "engines", "kernel_figures", "measured_errors", "networks")
 PARTS = ("kernels",)
 

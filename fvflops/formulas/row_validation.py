@@ -102,7 +102,7 @@ def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constant
 
 
 def _check_values(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
-    """Raise TableError for an argument that is no tensor of the op; a function's are input, input_1 ..."""
+    """Raise TableError for an argument that is not a tensor of the op; a function's are input, input_1 ..."""
     tensors = dict.fromkeys(name for overload in overloads for name in overload.operands)
     for item in node.items(f"values of {row.name}"):
         name = item.name(f"values of {row.name}")

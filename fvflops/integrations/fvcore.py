@@ -19,7 +19,7 @@ Handle = Callable[[list[Any], list[Any]], Any]
 
 
 def get_shape(val: Any) -> list[int] | None:
-    """Return the shape of a value, None if it is no tensor."""
+    """Return the shape of a value, None if it is not a tensor."""
     shape: list[int] | None = val.type().sizes() if val.isCompleteTensor() else None
     return shape
 
@@ -117,7 +117,7 @@ def batchnorm_flop_jit(inputs: list[Any], outputs: list[Any]) -> int:
 def _shape(value: Any) -> list[int]:
     shape = get_shape(value)
     if shape is None:
-        raise TypeError(f"this handle wants a tensor, not {value}")
+        raise TypeError(f"this handle needs a tensor, not {value}")
     return shape
 
 

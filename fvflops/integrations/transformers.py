@@ -99,7 +99,7 @@ class FlopsCallback(_TrainerLoop, RecordedLoop, _TrainerCallback):
     `flops_per_step` (2 FLOPs for a multiply-add, whatever the table) and `macs_per_step`, the means over the steps
     recorded so far, are logged wherever the loss is: in `trainer.state.log_history`, on the screen and by the
     integrations in `report_to`. For that the callback moves before the Trainer's others, so that their work at the end
-    of a step is in no step.
+    of a step is not counted.
     """
 
     _beside = ("loss", "train_loss")

@@ -267,7 +267,7 @@ def _explain(measured: Profile, by: str, phase: str | None) -> Iterator[str]:
 def _explain_modules(measured: Profile, phases: Sequence[str]) -> Iterator[str]:
     text = "self is a module's time without its submodules."
     if "backward" in phases:
-        text += " In backward, where no module is called, times are of the module's ops."
+        text += " In backward, where no module is called, times add up the module's ops."
     if "optimizer" in phases:
         text += " The optimizer step is included in model only."
     if measured.outside_ns and "forward" in phases:

@@ -29,8 +29,8 @@ EXCESS = 0.05
 class ProfileRow:
     """Time, FLOPs, memory traffic and memory of some calls: times in ns, FLOPs in a convention, the others in bytes.
 
-    `flops` are counted by the convention; `hardware_flops` have a MAC as 2 in every convention, as the peaks of devices
-    do, and FLOP/s and FLOP/byte are of these. `self_ns` excludes submodules. `read` and `written` are memory traffic
+    `flops` are counted by the convention; `hardware_flops` count a MAC as 2 in every convention, as the peaks of
+    devices do; FLOP/s and FLOP/byte use these. `self_ns` excludes submodules. `read` and `written` are memory traffic
     without cache reuse or fusion, `least_seconds` the least time by a device's roofline. `unsupported` is the number of
     calls of unsupported ops, `unknown_traffic` of calls with unknown traffic. `before` and `after` are the memory
     allocated before the first and after the last call, `retained` the bytes that the calls allocated and did not free,
@@ -387,7 +387,7 @@ def fit_ops(trace: Trace) -> Trace:
 
 
 def _innermost_module(trace: Trace, call: RegionCall | None) -> RegionCall | None:
-    """Return a region call if it is of a module, else the innermost module call around it."""
+    """Return a region call if it is a module's, else the innermost module call around it."""
     while call is not None and trace.regions[call.region].kind != "module":
         call = call.parent
     return call

@@ -81,13 +81,13 @@ def draw_roofline(
     sums: Counter[str] = Counter()
     for point in points:
         sums[point.group] += math.ceil(point.load.seconds * point.times * 1e15)
-    paints = colours.group(name for name, _ in sums.most_common())
+    palette = colours.group(name for name, _ in sums.most_common())
     for point in points:
         axes.scatter(
             [point.load.intensity],
             [_height(point.load)],
             s=_SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds,
-            color=paints.of(point.group),
+            color=palette.of(point.group),
             edgecolors=colours.colour("ink"),
             linewidths=0.5,
             alpha=0.9,
@@ -96,7 +96,7 @@ def draw_roofline(
         )
     _label(axes, points)
     _write_texts(figure, axes, roofline, total)
-    _draw_legend(figure, axes, points, paints, by)
+    _draw_legend(figure, axes, points, palette, by)
     return figure
 
 
@@ -248,7 +248,7 @@ def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> Non
         axes.spines[side].set_visible(False)
 
 
-def _draw_legend(figure: Any, axes: Any, points: list[Point], paints: colours.Groups, by: str) -> None:
+def _draw_legend(figure: Any, axes: Any, points: list[Point], palette: colours.Groups, by: str) -> None:
     from matplotlib.lines import Line2D
 
     if not points:
@@ -256,9 +256,9 @@ def _draw_legend(figure: Any, axes: Any, points: list[Point], paints: colours.Gr
     if not points or by == "operator":  # points have their operators as labels
         return
     groups = {point.group for point in points}
-    entries = [(picture.fit(picture.plain(name), 1.6, _TEXT), colour) for name, colour in paints.named.items()]
-    if groups - paints.named.keys():
-        entries.append(("others", paints.others))
+    entries = [(picture.fit(picture.plain(name), 1.6, _TEXT), colour) for name, colour in palette.named.items()]
+    if groups - palette.named.keys():
+        entries.append(("others", palette.others))
     ink = colours.colour("ink")
     handles = [
         Line2D([], [], marker="o", linestyle="", markersize=5, color=colour, mec=ink, mew=0.5) for _, colour in entries

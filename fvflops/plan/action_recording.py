@@ -123,7 +123,7 @@ def record_actions(
     an index of `stages`. The orders belong to ranks with equal stages. An action is not run again if an equal one was
     recorded in an equal state (the same parameters gathered, gradients present or not). The Trace has each action's
     first occurrence, in order, with a forward pass for each backward pass. It is the Trace of the full stages; None if
-    equal layers of a shortened stage did not run equally.
+    equal layers of a shortened stage ran differently.
     """
     first, root = stages[0], stages[0].module
     is_sharded = is_fully_sharded(root)  # FSDP2 needs parameters on a device that this machine has
@@ -159,7 +159,7 @@ def record_actions(
     )
     if is_sharded and options.device is not None:
         trace = relabel_devices(trace, choose_device(options.device, ()))
-    # Later events are frees, such as of the graph of a forward pass without a backward pass.
+    # Later events are frees, such as the graph of a forward pass without backward.
     trace = replace(trace, events=(trace.events or ())[: max(step.end for walk in walks for step in walk.values())])
     steps = {(step.begin, step.end): action.kind for walk in walks for action, step in walk.items()}
     phases = {events: _PHASES[kind] for events, kind in steps.items() if kind in _PHASES}

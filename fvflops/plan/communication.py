@@ -199,10 +199,10 @@ class CollectiveCall(NamedTuple):
 def read_communication(trace: Trace) -> Communication:
     """Return the communication of a rank's Trace.
 
-    Payloads are in bytes, as NVIDIA's nccl-tests define them: of an all-gather the gathered tensor, of a reduce-scatter
-    the input of one rank. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an all-reduce, and
+    Payloads are in bytes, as NVIDIA's nccl-tests define them: the gathered tensor of an all-gather, the input of one
+    rank of a reduce-scatter. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an all-reduce, and
     (n-1)/n for an all-gather, a reduce-scatter and an all-to-all. Broadcast, reduce, gather and scatter count the
-    payload once, but 0 for a group of one rank; send and receive count it once, and a barrier 0. Unsupported ops of
+    payload once, and 0 for a group of one rank; send and receive count it once, and a barrier 0. Unsupported ops of
     torch's communication namespaces are in `unsupported`.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree, TensorSpec

@@ -14,8 +14,9 @@ from typing import Any
 import torch.distributed as dist
 
 from fvflops.capture.instrument.patching import Patch
+from fvflops.plan.parallel_axes import AXES
 from fvflops.plan.plan_options import PlanError
-from fvflops.torch_internals import default_process_group, refusal
+from fvflops.torch_internals import default_process_group, too_old_message
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
     """Run as one rank of a fake process group, in which nothing is sent."""
     if not dist.is_available():
         raise PlanError("this torch is built without torch.distributed, which a plan needs")
-    if message := refusal("plan and sharded memory"):
+    if message := too_old_message("plan and sharded memory"):
         raise PlanError(message)
     if dist.is_initialized():
         raise PlanError(
@@ -109,9 +110,9 @@ def _name_default_group(axis: str) -> None:
     default_process_group()._set_group_desc(f"mesh_{axis}")
 
 
-def join_axes(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
-    """Return some axes, in the mesh's order, flattened to one dimension; None if none of them has several ranks."""
-    parallel = tuple(axis for axis, size in mesh.items() if axis in axes and size > 1)
+def join_averaging(device_mesh: Any, mesh: Mapping[str, int], without: str = "") -> Any:
+    """Return the axes whose ranks average gradients, flattened to one dimension; None if none has several ranks."""
+    parallel = tuple(axis for axis, size in mesh.items() if AXES[axis].tokens and axis != without and size > 1)
     if not parallel:
         return None
     if len(parallel) == 1:

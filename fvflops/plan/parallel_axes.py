@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Axis(NamedTuple):
     """A kind of parallelism; ranks along it have their own `samples`, or their own `tokens`, or the same as the others.
 
-    Axes that regroup the ranks of the others (`regroups`) add none. `options` of the command line have no effect
-    without the axis.
+    Ranks with their own tokens average their gradients. Axes that regroup the ranks of the others (`regroups`) add
+    none. `options` of the command line have no effect without the axis.
     """
 
     title: str

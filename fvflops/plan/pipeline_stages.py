@@ -24,10 +24,9 @@ class PipelineStages:
     """Names of a model's modules and arguments by which it is split into pipeline stages.
 
     `blocks` is the module list that is divided among the stages. The modules of `first` belong to the first stage only,
-    the modules of `last` to the last. Of the arguments of the model's forward only the first stage has
-    `input_argument`, and only the last has `last_arguments`, such as labels. Later stages get the hidden state as
-    `hidden_argument`, and where that is a part of the sequence (sequence parallelism), the length of the whole as
-    `length_argument`.
+    the modules of `last` to the last. Only the first stage has the argument `input_argument` of the model's forward,
+    only the last has `last_arguments`, such as labels. Later stages get the hidden state as `hidden_argument`, and
+    where that is a part of the sequence (sequence parallelism), the length of the whole as `length_argument`.
     """
 
     first: tuple[str, ...]

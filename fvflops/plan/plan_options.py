@@ -228,7 +228,7 @@ class PlanOptions:
             if self.is_fully_sharded:
                 raise PlanError(f"FSDP2 shards the optimizer and reduces gradients itself: use {name} without fsdp")
             if self.optimizer is None:
-                raise PlanError(f"{name} is of an optimizer: pass one, such as AdamW")
+                raise PlanError(f"{name} needs an optimizer: pass one, such as AdamW")
 
     def _check_sequence(self, inputs: Inputs) -> None:
         """Raise PlanError where sequence parallelism cannot divide the sequence of the token ids among the inputs."""
@@ -311,7 +311,7 @@ def _adapt_order(options: PlanOptions, order: Sequence[Action]) -> Iterator[Acti
     stages = list(dict.fromkeys(action.stage for action in order if action.kind == "forward")) if is_sharded else []
     for action in order:
         if action.kind == "forward" and stages and action.stage not in started:
-            # The parameters of the next stage are gathered beside the first forward pass of this one.
+            # The parameters of the next stage are gathered during the first forward pass of this one.
             begin = len(started) + bool(started)
             started.add(action.stage)
             for stage in stages[begin : len(started) + 1]:

@@ -8,7 +8,7 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.plan.communication import communication_parts
-from fvflops.plan.memory.step_settings import Verdict, lead
+from fvflops.plan.memory.step_settings import Verdict, introduction
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
@@ -30,7 +30,7 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     notes += [f"Not included: {part}." for part in plan.left_out]
     notes += [f"{text}." for text in plan.describe_offload()]
     unsupported = dict(flops.counts().ledger()[Status.UNSUPPORTED].most_common())
-    texts, about = lead(_need(plan.memory().peak, plan.settings), plan.settings, command)
+    texts, about = introduction(_need(plan.memory().peak, plan.settings), plan.settings, command)
     parts: list[Part] = [
         *texts,
         f"Inputs of this rank: {plan.trace.about['inputs']}.",
@@ -61,7 +61,7 @@ def step_report(plan: StepPlan) -> Document:
     notes = [*dict.fromkeys(notes), *(f"Not included: {part}." for part in first.left_out)]
     schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
     title = f"{plain_name(first.trace.modules.root.class_name)} on {mesh}{schedule}"
-    texts, about = lead(_need(max(row[-1] for row in rows), first.settings), first.settings)
+    texts, about = introduction(_need(max(row[-1] for row in rows), first.settings), first.settings)
     parts: list[Part] = [*texts, Table("ranks", columns, rows, noun="rank"), Items("", notes)]
     return Document("plan", title, parts, main="ranks", about=about)
 

@@ -93,7 +93,7 @@ def plan_step(
     """Return the work of `rank` and of all others along the pipeline axis, whose stages differ.
 
     Arguments and errors are as for `plan_rank`. Ranks with equal stages are recorded once. Ranks with other coordinates
-    do the same as one of these, but for parts of uneven size.
+    do the same as one of these, except for parts of uneven size.
 
     >>> import torch
     >>> from fvflops.zoo import build

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from fvflops.capture.shorten import Shortened, find_layer_kinds, shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.plan.action_recording import StageModule, sum_of_result
 from fvflops.plan.checkpointing import find_checkpointed
-from fvflops.plan.fake_process_group import join_axes
+from fvflops.plan.fake_process_group import join_averaging
 from fvflops.plan.pipeline_schedules import rank_of_stage, stages_of_rank
 from fvflops.plan.pipeline_stages import (
     Inputs,
@@ -59,12 +59,12 @@ _ATTENTION = Patch(F, "scaled_dot_product_attention")
 class RankModel:
     """A model divided by a layout, from which the stages of a rank are made, in its process group.
 
-    `model` is the whole model, `layers` are the numbers of layers of all pipeline stages, () without pp. `short` keeps
-    stages without equal layers for other plans of the model, whose meshes, batches and checkpointing may differ.
+    `model` is the whole model, `layers` are the numbers of layers of all pipeline stages, () without pp. `cache` has
+    shortened stages for other plans of the model, whose meshes, batches and checkpointing may differ.
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, options: PlanOptions, short: dict[Hashable, ShortStage] | None = None
+        self, model: nn.Module, inputs: Inputs, options: PlanOptions, cache: dict[Hashable, ShortStage] | None = None
     ) -> None:
         precision = options.dtypes
         if precision is not None and precision.is_uniform:
@@ -78,7 +78,7 @@ class RankModel:
         self._stages: PipelineStages | None = None
         self._hidden: TensorSpec | None = None
         self._whole_hidden: TensorSpec | None = None  # not divided by sequence parallelism
-        self._short = {} if short is None else short
+        self._cache = {} if cache is None else cache
         self.layers: tuple[int, ...] = ()
         self._kinds: list[int] = []  # of each layer
         if options.is_pipelined:
@@ -129,15 +129,15 @@ class RankModel:
         return tuple(name for name, module in self.model.named_modules() if id(module) in selected)
 
     def make_stages(self, rank: int, device_mesh: Any, *, shortened: bool) -> list[StageModule]:
-        """Return a rank's sharded stages, without pp the whole model; `shortened`: with a few of their equal layers."""
+        """Return a rank's sharded stages, without pp the whole model; `shortened` keeps a few of their equal layers."""
         self._find_hidden(device_mesh)
         numbers = (0,) if self._stages is None else self.stages_of(rank)
         return [self._make_stage(number, device_mesh, shortened) for number in numbers]
 
     def _make_stage(self, number: int, device_mesh: Any, shortened: bool) -> StageModule:
-        """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
+        """Return a stage with the rank's shards; `shortened` keeps a few of its equal layers."""
         options = self.options
-        # Of known plans the names are patterns for all layers; other functions may name each.
+        # Names in known plans are patterns for all layers; other functions may name each layer.
         names_all = options.shard_by is not None
         stage = self._describe_inputs(number)
         # A mapping names each layer's experts.
@@ -167,14 +167,14 @@ class RankModel:
         return self._with_precision(copied)
 
     def _copy_short(self, stage: StageModule, number: int) -> StageModule:
-        """Return a stage with a copy of its modules, with few of its equal layers; equal stages are shortened once."""
+        """Return a stage with a copy of its modules and a few of its equal layers; equal stages are shortened once."""
         received = None if stage.received is None else self._whole_hidden
         specs = tuple((tensor.shape, tensor.dtype) for tensor in tensors_of((stage.args, stage.kwargs)))
         checkpoint = self.options.checkpoint
         policy = checkpoint if isinstance(checkpoint, str) else ""
         key = (*self._describe_stage(number), policy, specs, received)
-        if key in self._short:
-            short = self._short[key]
+        if key in self._cache:
+            short = self._cache[key]
             module = copy_to_meta(short.module)
             checkpointed = [module.get_submodule(name) for name in short.checkpointed]
             return replace(stage, module=module, checkpointed=checkpointed, shortened=Shortened(module, short.runs))
@@ -184,7 +184,7 @@ class RankModel:
         if stage.shortened is not None:
             marked = set(map(id, stage.checkpointed))
             names = tuple(name for name, item in module.named_modules() if id(item) in marked)
-            self._short[key] = ShortStage(copy_to_meta(module), stage.shortened.runs, names)
+            self._cache[key] = ShortStage(copy_to_meta(module), stage.shortened.runs, names)
         return stage
 
     def _shorten(self, stage: StageModule, received: TensorSpec | None) -> StageModule:
@@ -264,7 +264,7 @@ class RankModel:
     def _shard(self, model: nn.Module, device_mesh: Any, experts: DividedExperts | None) -> nn.Module:
         options = self.options
         if options.is_fully_sharded:
-            mesh = join_axes(device_mesh, options.dense, "fsdp", "cp")
+            mesh = join_averaging(device_mesh, options.dense, without="dp")
             mesh = device_mesh["dp", mesh.mesh_dim_names[0]] if options.size("dp") > 1 else mesh
             again, precision = options.reshards, self._precision
             shard_fully(model, mesh, reshard_after_forward=again, precision=precision, experts=experts)
@@ -293,7 +293,7 @@ class RankModel:
 
 
 class ShortStage(NamedTuple):
-    """The module of a stage that lacks equal layers, the layers' runs, and the names of checkpointed modules."""
+    """A shortened stage: its module, the runs of equal layers, and the names of checkpointed modules."""
 
     module: nn.Module
     runs: tuple[LayerRun, ...]
@@ -311,11 +311,11 @@ class ShardedSequence(TorchFunctionMode):
     def __init__(self, group: Any) -> None:
         super().__init__()
         self._group = group
-        self._has_gathered = False  # in the call in progress
+        self._is_changed = False  # the call in progress
 
     def __enter__(self) -> ShardedSequence:
         # The kernels of CUDA are chosen in place of the attribute of F, before a mode could see the call.
-        self._wrapped = _ATTENTION.wrapped(self._gathering)
+        self._wrapped = _ATTENTION.wrapped(lambda attention: partial(self._call, attention))
         self._wrapped.__enter__()
         super().__enter__()
         return self
@@ -324,27 +324,24 @@ class ShardedSequence(TorchFunctionMode):
         super().__exit__(*error)
         self._wrapped.__exit__(*error)
 
-    def _gathering(self, attention: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            arguments, self._has_gathered = self._gather(args, kwargs), True
-            try:
-                return attention(**arguments)
-            finally:
-                self._has_gathered = False
-
-        return call
-
-    def _gather(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    def attend(self, attention: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Return the result of an attention with gathered keys and values."""
         for name in ("key", "value"):
             tensor = arguments[name]
             arguments[name] = all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)
-        return arguments
+        return attention(**arguments)
+
+    def _call(self, attention: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        self._is_changed = True
+        try:
+            return self.attend(attention, {**dict(zip(names, args, strict=False)), **kwargs})
+        finally:
+            self._is_changed = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is scaled_dot_product_attention and not self._has_gathered:  # imported by the program
-            return func(**self._gather(args, kwargs or {}))
+        if func is scaled_dot_product_attention and not self._is_changed:  # imported by the program
+            return self._call(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

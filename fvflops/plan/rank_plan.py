@@ -23,7 +23,7 @@ from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
 from fvflops.plan.communication import Communication, read_communication
 from fvflops.plan.fake_process_group import fake_process_group, make_device_mesh, torch_warnings_ignored
-from fvflops.plan.memory.memory_report import MemoryPrediction, printed
+from fvflops.plan.memory.memory_report import MemoryPrediction, as_prediction
 from fvflops.plan.memory.offload import describe_offload, offloaded
 from fvflops.plan.memory.step_memory import ActionMemory, add_buckets, describe_estimated, walk_step
 from fvflops.plan.memory.step_settings import settings_of_trace
@@ -143,7 +143,7 @@ class RankPlan(Displayed):
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
         """Return the memory of the step, by replaying a timeline that ranks with equal stages share."""
         settings = {**self.settings, "step": "the first" if first_step else "any but the first"}
-        return printed(self._walk(recording)[0], settings)
+        return as_prediction(self._walk(recording)[0], settings)
 
     def _walk(self, recording: MemoryTimeline) -> tuple[MemoryTimeline, tuple[ActionMemory, ...]]:
         return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)
@@ -174,13 +174,13 @@ def plan_ranks(
     options: PlanOptions,
     *,
     whole_pipeline: bool = False,
-    short: dict[Hashable, ShortStage] | None = None,
+    cache: dict[Hashable, ShortStage] | None = None,
 ) -> tuple[RankPlan, ...]:
-    """Return the plan of a rank, or of all ranks along the pipeline axis; `short` is as for `RankModel`."""
+    """Return the plan of a rank, or of all ranks along the pipeline axis; `cache` is as for `RankModel`."""
     inputs = bind_inputs(model, args, kwargs)
     options.check(inputs)
     check_initialised(model)
-    rank_model = RankModel(model, inputs, options, short)
+    rank_model = RankModel(model, inputs, options, cache)
     orders = order_step(options, has_tied=bool(rank_model.tied))
     settings = options.settings(model, inputs)
     settings |= {"offload": list(options.offload)} if options.offload else {}
@@ -196,7 +196,7 @@ def plan_ranks(
         group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
         for ranks in alike.values():
             own_orders = [orders[options.coordinates(rank).get("pp", 0)] for rank in ranks]
-            # Where equal layers do not run equally, all of them are recorded.
+            # Where equal layers run differently, all layers are recorded.
             recorded = _record(rank_model, device_mesh, own_orders, ranks, shortened=True)
             recorded = recorded or _record(rank_model, device_mesh, own_orders, ranks, shortened=False)
             assert recorded is not None

@@ -17,7 +17,7 @@ Call = tuple[Signature, str, int]
 class Gradient(NamedTuple):
     """A gradient that replicas average: the name of its parameter in the rank's module tree, and the rank's part.
 
-    `group` is the process group of the `replicas`. Of a parameter that they gather `spec` is the parameter's.
+    `group` is the process group of the `replicas`. If they gather the parameter, `spec` is the parameter's.
     """
 
     parameter: str

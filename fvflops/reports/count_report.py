@@ -42,10 +42,10 @@ _INDENT = "  "
 def write_text(
     summary: Summary, *, width: int | None = None, colour: bool = False, encoding: str = "utf-8", **options: Any
 ) -> str:
-    """Return the summary as a table of at most `width` cells (4 or more; None is no limit), with the coverage below.
+    """Return the summary as a table of at most `width` cells (4 or more; None: no limit), with the coverage below.
 
     The other `options` are fields of a View. The rows are as in fvcore's table, without parameter shapes; names are
-    relative to the parent row. Shares and bars are of the FLOPs, or of the column of `sort`.
+    relative to the parent row. Shares and bars show the FLOPs, or the column of `sort`.
     """
     view = read_view(options, "the table")
     list_rows = _list_modules if view.by == "module" else list_operators

@@ -224,7 +224,7 @@ class Chart:
         return [sum(values) for values in zip(*self.layers.values(), strict=True)]
 
     def sample(self, count: int) -> Chart:
-        """Return the chart with `count` points: of each of as many equal parts, the point with the largest total."""
+        """Return the chart with `count` points: for each of `count` equal parts, the one with the largest total."""
         totals = self.totals()
         points = find_peaks(totals, count)
         ends = [round(end * count / len(totals)) for end in accumulate(length for _, length in self.sections)]

@@ -41,12 +41,12 @@ def text_chart(chart: Chart, *, width: int | None = None) -> str:
     return "\n".join([*lines, *wrap_legend(legend, width or _WIDTH)])
 
 
-def _choose_letters(names: Iterable[str], among: str) -> dict[str, str]:
-    """Return a letter for each name, the first of its letters `among` some that no name before it has."""
+def _choose_letters(names: Iterable[str], alphabet: str) -> dict[str, str]:
+    """Return a letter for each name, the first of its own, or of the `alphabet`, that is free."""
     letters: dict[str, str] = {}
     for name in names:
-        cased = name.lower() if among[0].islower() else name.upper()
-        free = (letter for letter in cased + among if letter in among and letter not in letters.values())
+        cased = name.lower() if alphabet[0].islower() else name.upper()
+        free = (letter for letter in cased + alphabet if letter in alphabet and letter not in letters.values())
         letters[name] = next(free, "?")
     return letters
 

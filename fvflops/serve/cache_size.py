@@ -1,4 +1,4 @@
-"""The cache of a language model: kinds and bytes of each layer's cached tensors, as the cache object holds them."""
+"""The cache of a language model: kinds and bytes of each layer's cached tensors, read from the cache object."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def take_snapshot(cache: Any) -> list[LayerSnapshot]:
 
 
 def _walk(value: Any, seen: set[int], crossing: bool) -> Iterator[LayerSnapshot]:
-    """Yield a layer for each object that holds tensors of two or more dimensions; `crossing` ones are of an encoder."""
+    """Yield a layer for each object that holds tensors of two or more dimensions; `crossing`: of cross attention."""
     if id(value) in seen or isinstance(value, (torch.Tensor, torch.nn.Module, str, bytes, type)):
         return
     seen.add(id(value))

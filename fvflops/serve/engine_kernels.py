@@ -89,13 +89,13 @@ class EngineKernels:
             return max(2 * rows * columns * inner / gpu.peak, inner * columns * precision.nbytes / gpu.bandwidth)
         figures = self.figures.of("product", precision.dtype)
         each = Product(rows, columns, inner, operand_bytes=row_bytes, column_bytes=precision.nbytes)
-        # Figures of fp8 and fp4 are of a product with the kernels that scale its input; in an engine the normalisation
-        # or the activation function before it does that.
+        # Figures of fp8 and fp4 include the kernels that scale a product's input; in an engine the normalisation or the
+        # activation function before it does that.
         start = self.figures.of("product", "bf16").start
         return float(start + group_seconds(((rows, 1),), each, gpu, figures))
 
     def products(self, shape: Product) -> float:
-        """Return the time of products in bf16 that no weight of a language model has, such as of an image's patches."""
+        """Return the time of bf16 products outside of the language model, such as for an image's patches."""
         gpu = self.processor("bf16")
         if self.figures is None:
             work = 2 * shape.batch * shape.rows * shape.columns * shape.inner
@@ -204,11 +204,11 @@ class EngineFigures:
     """Overhead of an engine over its kernels; times are in seconds.
 
     `start` is the part of kernels' start times that shows when one follows another in a CUDA graph, and `kernel` the
-    gap between two. `meet` is the time until all ranks have come to a collective. `step` and `sequence` are the time of
+    gap between two. `rendezvous` is the wait for the other ranks at a collective. `step` and `sequence` are the time of
     a step on the host, and of each decoding sequence in it, in which the GPU waits; `synchronous` and
     `synchronous_sequence` their increases without asynchronous scheduling.
 
-    `launch` is the time in which the host launches a kernel of a step with prompts, which is no CUDA graph: the GPU
+    `launch` is the host's time for launching a kernel of a step with prompts, which is not a CUDA graph: the GPU
     waits where its kernels are shorter. `computing` and `experts` are the factors of the time of such a step's products
     and attention, and of its mixtures: 1 as measured alone. `request` is the server's time for a request before the
     engine, and `token` for each token of its prompt. `source` says where the figures are from.
@@ -219,7 +219,7 @@ class EngineFigures:
 
     start: float = 1.0
     kernel: float = 0.0
-    meet: float = 0.0
+    rendezvous: float = 0.0
     step: float = 0.0
     sequence: float = 0.0
     synchronous: float = 0.0

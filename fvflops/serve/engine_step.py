@@ -72,7 +72,7 @@ class _Merged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """Times of steps of a model in a layout; `figures` are of the engine, and `is_asynchronous` its scheduling.
+    """Times of steps of a model in a layout; `figures` are the engine's, `is_asynchronous` its scheduling.
 
     Decoding sequences verify `draft_tokens`, each of which takes the time of one layer to draft. A model with an
     encoder and a decoder reads prompts with its encoder, of `encoded` tokens on average, and decodes after a first
@@ -178,7 +178,7 @@ class EngineStep:
     def _engine_seconds(self, work: Work, kernels: float) -> float:
         figures = self.figures
         step, sequence = figures.host(is_asynchronous=self.is_asynchronous)
-        gaps = figures.kernel * self.launches + figures.meet * self.collectives
+        gaps = figures.kernel * self.launches + figures.rendezvous * self.collectives
         if work.chunks:
             launches = self.launches + (self._encoder_launches if work.encoded else 0)
             gaps = max(gaps, figures.launch * launches - kernels)
@@ -261,7 +261,7 @@ class EngineStep:
         return self.kernels.prompt(shape, self.layout.cache)
 
     def _cross_seconds(self, work: Work) -> float:
-        """Return the time of attention to an encoder's tokens: of a first token, and of each decoding sequence."""
+        """Return the time of attention to an encoder's tokens, by a first token and by each decoding sequence."""
         sizes = [(1, 1, tokens) for tokens in work.encoded]
         sizes += [(work.decoding, 1 + work.drafted, self.encoded)] * bool(work.decoding)
         return sum(
@@ -379,7 +379,7 @@ def _pairs(new: int, cached: int, cache: CacheLayer) -> int:
 
 
 def _merge(projections: Mapping[Projection, int], layout: ServingLayout, has_experts: bool) -> Mapping[_Merged, int]:
-    """Return the products of a rank; products of one input are merged, as of queries, keys and values."""
+    """Return the products of a rank; products of one input are merged, as for queries, keys and values."""
     quantized = WEIGHTS[layout.weights]
     if quantized.only_experts and has_experts:
         quantized = _BF16

@@ -28,7 +28,7 @@ def image_seconds(images: ImageEncoder, kernels: EngineKernels, ranks: int) -> f
         columns = max(1, shape.columns // ranks)
         # Kernels between products read and write about three times a product's input.
         moved = kernels.moved(3 * 2.0 * images.number * shape.batch * shape.rows * shape.inner)
-        # Of a weight all images are more rows, of other matrices more of them.
+        # With a weight, images add rows; products of two activations are batched.
         many = "rows" if shape.batch == 1 else "batch"
         own = shape._replace(columns=columns, **{many: getattr(shape, many) * images.number})
         total += count * (kernels.products(own) + moved)
@@ -41,7 +41,7 @@ def image_seconds(images: ImageEncoder, kernels: EngineKernels, ranks: int) -> f
 
 
 def count_image_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> int:
-    """Return the tokens of a prompt that stand for its image; ServingError for a prompt without."""
+    """Return the tokens of a prompt that stand for its image; ServingError for a prompt without one."""
     if not any("pixel" in name or "image" in name for name in inputs):
         raise ServingError(f"the inputs of {type(model).__name__} have no image: serve it with prompts of text")
     config: Any = getattr(model, "config", None)
@@ -55,9 +55,9 @@ def count_image_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> int:
 
 
 def read_image_encoder(trace: Trace, text: Trace, tokens: int) -> ImageEncoder:
-    """Return the work that a recorded prompt with an image has in modules which a recorded prompt of text does not run.
+    """Return the work of modules that ran for a recorded prompt with an image, but not for a recorded prompt of text.
 
-    `tokens` are of the image.
+    `tokens` is the image's number of tokens.
     """
     ran = {scope for stack in text.scopes() for scope in stack}
     products: Counter[Product] = Counter()

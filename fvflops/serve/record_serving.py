@@ -1,4 +1,4 @@
-"""Record a language model's prompt and next token by shapes, and read the work of serving it."""
+"""Record a language model's prompt and next token in shape execution, and read the work of serving it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fvflops.serve.image_encoder import count_image_tokens, read_image_encoder
 from fvflops.serve.read_serving_model import read_serving_model
 from fvflops.serve.serving_model import ServingError, ServingModel
 
-# Tokens of the recorded prompt, and of an encoder: 67 and 59 keys are in no other size of a model.
+# Tokens of the recorded prompt, and of an encoder: 67 and 59 keys occur in no other size of a model.
 _PROMPT, _ENCODED = 66, 59
 # A router's bias that training moves until its experts are chosen equally often: DeepSeek's, GLM's, MiniMax's.
 _BALANCE = "correction_bias"
@@ -30,7 +30,7 @@ _BALANCE = "correction_bias"
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in one thread: masks of so few tokens take less time than threads wait for each other."""
+    """Compute in one thread: for masks of few tokens, threads would mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -98,7 +98,7 @@ def record_serving(model: nn.Module, name: str = "", *, image: Mapping[str, Any]
 def _find_positions(config: Any) -> int:
     """Return the longest sequence of a configuration, as vLLM derives it: scaled by its rotary positions, 0 if unknown.
 
-    A factor of llama3's and longrope's is in `max_position_embeddings` already.
+    For llama3 and longrope `max_position_embeddings` includes the factor already.
     """
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

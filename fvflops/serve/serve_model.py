@@ -82,7 +82,7 @@ class ServingLoad:
             raise ServingError(f"{given} are longer than the longest sequence, {self.longest}")
 
     def _sizes(self) -> list[tuple[int, int]]:
-        """Return the tokens of prompts and of outputs, the first as of a single request."""
+        """Return the tokens of prompts and of outputs, the first for a single request."""
         simulated = [(request.input_tokens, request.output_tokens) for request in self.requests]
         return [(self.input_tokens, self.output_tokens), *simulated]
 
@@ -283,7 +283,7 @@ class EngineSetup(NamedTuple):
 def prepare_engine(
     model: ServingModel, layout: ServingLayout, device: Device, load: ServingLoad, engine: str, network: Network | None
 ) -> EngineSetup:
-    """Return an engine with a model in a layout; arguments are as of `serve_model`."""
+    """Return an engine with a model in a layout; arguments are as for `serve_model`."""
     if engine == "trtllm" and device.vendor not in ("", "NVIDIA"):
         raise ServingError(f"TensorRT-LLM runs on NVIDIA's GPUs only, not on {device.name}: use vllm or sglang")
     network = network or (assume_network(device) if layout.gpus > 1 else None)

@@ -83,7 +83,7 @@ _MEMORY = ("total", "usable", "weights", "activations", "graphs", "reserve", "ca
 def serve_report(
     estimate: ServingEstimate, *, name: str = "", price: float | None = None, watts: float | None = None
 ) -> Document:
-    """Return the report of an estimate for the model `name`; `price` and `watts` are as of `cost_of_tokens`."""
+    """Return the report of an estimate for the model `name`; `price` and `watts` are as for `cost_of_tokens`."""
     subject = plain_name(name or estimate.model.name)
     parts: list[Part] = [_judge(estimate), Items("Memory of each GPU:", list(_list_memory(estimate)))]
     parts += [_tabulate_cache(estimate), _tabulate_steps(estimate), _explain_bound(estimate)]
@@ -234,7 +234,7 @@ def _list_assumptions(estimate: ServingEstimate) -> Iterator[str]:
     yield "bound: each kernel at the device's peak or bandwidth, without any overhead"
     if estimate.layout.pipeline > 1:
         batches = format_quantity(settings.stages, "batch")
-        yield f"steps are of one batch, which passes the stages of the pipeline; a load has {batches} in them at once"
+        yield f"a step is one batch's pass through the stages of the pipeline; a load has {batches} in them at once"
     if estimate.load.concurrency:
         yield "all clients send their first requests at once, which the highest percentiles show"
     if estimate.model.experts:

@@ -71,9 +71,9 @@ class ExpertLayer(NamedTuple):
 
 
 class ImageEncoder(NamedTuple):
-    """Work of `number` images of a prompt, each of which becomes `tokens` of it.
+    """Work of `number` images of a prompt, each of which becomes `tokens` tokens.
 
-    `products` and `attention` are of one image, with how often it has them; `kernels` are its normalisations and
+    `products` and `attention` are one image's, with their numbers; `kernels` are its normalisations and
     activation functions, `macs` its multiply-adds.
     """
 
@@ -103,15 +103,15 @@ class ImageEncoder(NamedTuple):
 class ServingModel:
     """Work of an engine for a causal language model: each part with the number of layers that have it.
 
-    `states` are layers of the cache with a state, which each step reads and writes.
-    `reductions` are sums over the ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms`
-    are over what ranks divide, and `activations` activation functions outside of mixtures. `hidden` is the width of the
-    hidden state, `layers` the number of layers. `parameters` are counted in the whole model. `encoder` are products
-    that run once a request for each token of an encoder, keys and values of cross attention among them, and
-    `encoder_kernels` its normalisations and activation functions. It reads `encoded` tokens of each request, 0 where as
-    many as the request has. `images` are of each prompt, None where prompts are text; `reads_images` is whether they
-    may have some. `balances_experts` is whether a bias of the router keeps experts about equally busy.
-    `positions` are the tokens that its configuration is for, 0 where it does not say.
+    `states` are layers of the cache with a state, which each step reads and writes. `reductions` are sums over the
+    ranks of tensor parallelism a token, `norms` normalisations, of which `divided_norms` are over a divided dimension,
+    and `activations` activation functions outside of mixtures. `hidden` is the width of the hidden state, `layers` the
+    number of layers. `parameters` are counted in the whole model. `encoder` are products that run once a request for
+    each token of an encoder, keys and values of cross attention among them, and `encoder_kernels` its normalisations
+    and activation functions. It reads `encoded` tokens of each request, 0 where as many as the request has. `images`
+    are each prompt's, None where prompts are text; `reads_images` is whether the model accepts images.
+    `balances_experts` is whether a bias of the router keeps experts about equally busy. `positions` is the maximum of
+    tokens in its configuration, 0 if there is none.
     """
 
     name: str

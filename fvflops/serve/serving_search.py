@@ -32,7 +32,7 @@ _SPLITS = 3  # numbers of prefill engines that are tried in a layout
 class ServingPoint(NamedTuple):
     """A layout under a load: `engines` of them, `prefill` of which only compute prompts, and `clients` in all.
 
-    `seconds` of first and further tokens are at the limits' percentile. Tokens per second are of each GPU and user.
+    `ttft` and `tpot` are at the limits' percentile. Tokens per second are per GPU and per user.
     """
 
     layout: ServingLayout
@@ -44,10 +44,10 @@ class ServingPoint(NamedTuple):
     per_gpu: float
     per_user: float
     requests_per_second: float
-    holds: bool
+    within_limits: bool
 
 
-class Unfit(NamedTuple):
+class RejectedLayout(NamedTuple):
     """A layout that cannot serve the load, and why."""
 
     layout: ServingLayout
@@ -67,14 +67,14 @@ class ServingSearch(Displayed):
     engine: str
     limits: LatencyLimits
     points: tuple[ServingPoint, ...]
-    unfit: tuple[Unfit, ...]
+    rejected: tuple[RejectedLayout, ...]
 
     def best(self, count: int | None = None) -> list[ServingPoint]:
-        """Return of each layout the point with most throughput within the limits, the best first."""
+        """Return each layout's point with most throughput within the limits, the best first."""
         found: dict[tuple[ServingLayout, int, int], ServingPoint] = {}
         for point in self.points:
             key = point.layout, point.engines, point.prefill
-            if point.holds and (key not in found or point.per_gpu > found[key].per_gpu):
+            if point.within_limits and (key not in found or point.per_gpu > found[key].per_gpu):
                 found[key] = point
         return sorted(found.values(), key=lambda point: -point.per_gpu)[:count]
 
@@ -106,10 +106,10 @@ def search_serving(
 ) -> ServingSearch:
     """Return how many tokens per second layouts of `gpus` GPUs serve, by the number of clients.
 
-    Layouts are all divisions by tensor, expert and attention data parallelism, with as many engines as the GPUs hold,
-    together or divided into engines of prompts and of decoding. `precisions` are pairs of the weights' and the cache's.
-    Each is simulated with 1, 2, 4 ... clients, until more add no throughput or pass the `limits`. Other arguments are
-    as of `serve_model`.
+    Layouts are all divisions by tensor, expert and attention data parallelism, with as many engines as fit on the GPUs,
+    each for both phases, or divided into prefill and decode engines. `precisions` are pairs of the weights' and the
+    cache's. Each is simulated with 1, 2, 4 ... clients, until more add no throughput or pass the `limits`. Other
+    arguments are as for `serve_model`.
 
     >>> from fvflops.zoo import build
     >>> found = search_serving(build("llama3_8b", device="meta"), device="H100", gpus=1, precisions=[("bf16", "bf16")])
@@ -122,20 +122,20 @@ def search_serving(
     if load.output_tokens < 2:
         raise ServingError("a search compares the time per output token, which answers of one token do not have")
     points: list[ServingPoint] = []
-    unfit: list[Unfit] = []
+    rejected: list[RejectedLayout] = []
     for layout in _list_layouts(serving, gpus, precisions):
         try:
             check_layout(serving, layout)
             setup = prepare_engine(serving, layout, device, load, engine, network)
             _require_memory(setup)
         except ServingError as error:
-            unfit.append(Unfit(layout, str(error)))
+            rejected.append(RejectedLayout(layout, str(error)))
             continue
         engines = gpus // layout.gpus
         for prefill in (0, *_list_splits(engines)):
             points += _raise_clients(setup, load, limits, engines, prefill)
     given: dict[str, Any] = {"device": device, "gpus": gpus, "load": load, "engine": engine, "limits": limits}
-    return ServingSearch(model=serving, points=tuple(points), unfit=tuple(unfit), **given)
+    return ServingSearch(model=serving, points=tuple(points), rejected=tuple(rejected), **given)
 
 
 def _list_layouts(model: ServingModel, gpus: int, precisions: Sequence[tuple[str, str]]) -> Iterator[ServingLayout]:
@@ -171,7 +171,7 @@ def _raise_clients(
     while clients <= most * (decoding if prefill else 1):
         point = _measure_point(setup, load, limits, clients, engines, prefill)
         yield point
-        if not point.holds or point.per_gpu < (1 + _LEAST_GAIN) * before:
+        if not point.within_limits or point.per_gpu < (1 + _LEAST_GAIN) * before:
             return
         before = point.per_gpu
         clients *= 2
@@ -208,5 +208,5 @@ def _measure_point(
         per_gpu=result.steady_tokens_per_second() * copies / gpus,
         per_user=1 / further.mean,
         requests_per_second=result.requests_per_second * copies,
-        holds=ttft <= limits.ttft and tpot <= limits.tpot,
+        within_limits=ttft <= limits.ttft and tpot <= limits.tpot,
     )

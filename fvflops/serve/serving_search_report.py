@@ -22,7 +22,7 @@ from fvflops.reports.document import (
 from fvflops.reports.escaping import plain_name
 from fvflops.serve.serve_report import ENGINES
 from fvflops.serve.serving_layout import ServingLayout
-from fvflops.serve.serving_search import ServingPoint, ServingSearch, Unfit
+from fvflops.serve.serving_search import RejectedLayout, ServingPoint, ServingSearch
 from fvflops.text import record_data
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
 
@@ -48,9 +48,9 @@ def serving_search_report(search: ServingSearch, *, name: str = "", command: str
     if search.points:
         parts.append(_draw(search))
     parts.append(expect_serving_error(search.engine, search.device))
-    if search.unfit:
-        lacking = [(describe_layout(item.layout), item.layout, item.reason) for item in search.unfit]
-        parts.append(_tabulate("unfit", "Layouts that do not fit", [text_column("reason")], lacking))
+    if search.rejected:
+        lacking = [(describe_layout(item.layout), item.layout, item.reason) for item in search.rejected]
+        parts.append(_tabulate("rejected", "Layouts that do not fit", [text_column("reason")], lacking))
     parts.append(Items("Assumptions:", [f"{ENGINES[search.engine]}; {_LOAD}", *_ASSUMPTIONS]))
     title = f"{plain_name(name or search.model.name)} on {search.gpus} × {plain_name(search.device.name)}: "
     title += f"{format_short(best[0].per_gpu)} tokens/s a GPU" if best else "nothing within the limits"
@@ -122,12 +122,12 @@ def _draw(search: ServingSearch) -> Scatter:
 
 
 def _encode(search: ServingSearch) -> dict[str, Any]:
-    def encode(item: ServingPoint | Unfit) -> dict[str, Any]:
+    def encode(item: ServingPoint | RejectedLayout) -> dict[str, Any]:
         return {**asdict(item.layout), **record_data(item, *item._fields[1:])}
 
     front = set(search.front())
     return {
         "best": [encode(point) for point in search.best()],
         "points": [{**encode(point), "front": point in front} for point in search.points],
-        "unfit": [encode(item) for item in search.unfit],
+        "rejected": [encode(item) for item in search.rejected],
     }

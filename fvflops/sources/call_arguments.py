@@ -16,7 +16,7 @@ from fvflops.text import suggest, truncate
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Return name → value of `--arg` texts; a value that is no Python literal is a string.
+    """Return name → value of `--arg` texts; a value that is not a Python literal is a string.
 
     >>> parse_arguments(["width=64", "sizes=(1, 2)", "act=relu", "bias=False"])
     {'width': 64, 'sizes': (1, 2), 'act': 'relu', 'bias': False}

@@ -212,7 +212,7 @@ def _download(name: str, with_code: bool) -> str:
         remedy = "check the name, or log in by `hf auth login` if it is private"
         raise ValueError(f"hf:{name}: there is no such folder, and no such repository on the hub: {remedy}") from error
     except errors.HFValidationError as error:
-        raise ValueError(f"hf:{name}: there is no such folder, and this is no name of a repository: {error}") from error
+        raise ValueError(f"hf:{name}: there is no such folder, nor is it the name of a repository: {error}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
             reason = "offline mode is on: unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"

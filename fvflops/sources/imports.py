@@ -60,10 +60,10 @@ def import_module(name: str) -> ModuleType:
 
 def _explain(name: str, error: BaseException) -> ValueError:
     """Return the error for a script that raises when it is imported."""
-    from fvflops.capture.errors.model_errors import describe_error  # imports torch, as the script may have not
+    from fvflops.capture.errors.model_errors import describe_error  # imports torch
 
     return ValueError(
-        f"importing {name} raised {describe_error(error)}; importing runs all of a file: put a script's own work below "
+        f"importing {name} raised {describe_error(error)}; importing runs all of it: put top-level code below "
         '`if __name__ == "__main__":`, or the model in a file of its own'
     )
 
@@ -75,7 +75,7 @@ def add_current_folder() -> None:
 
 
 def import_library(name: str, *, extra: str = "") -> ModuleType:
-    """Import a library that an extra of fvflops installs, by default one of its name; without it raise ValueError.
+    """Import a library that an extra of fvflops installs, by default the extra of its name; else raise ValueError.
 
     A library that is installed but raises on import, such as one for another torch, raises ValueError too.
     """

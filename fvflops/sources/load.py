@@ -29,17 +29,6 @@ from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions, chosen_field
 from fvflops.sources.weights.adapters import add_adapter, check_adapter
 from fvflops.text import nearest, suggest
 
-# Source → the module that is one; it is imported when a model of the source is named.
-SOURCES = {
-    "zoo": "fvflops.sources.zoo",
-    "timm": "fvflops.sources.timm",
-    "torchvision": "fvflops.sources.torchvision",
-    "transformers": "fvflops.sources.transformers",
-    "hf": "fvflops.sources.hugging_face",
-    "diffusers": "fvflops.sources.diffusers",
-    "open_clip": "fvflops.sources.open_clip",
-    "torchhub": "fvflops.sources.torchhub",
-}
 # Source → how a model of it is written; "" is a factory.
 FORMS = {
     "zoo": "zoo:NAME",
@@ -55,6 +44,9 @@ FORMS = {
 }
 # The source of a model in a file, which has no prefix.
 FILE = "file"
+# Source → the module that is one; it is imported when a model of the source is named.
+SOURCES = {name: f"fvflops.sources.{name}" for name in FORMS if name not in ("", FILE)}
+SOURCES["hf"] = "fvflops.sources.hugging_face"
 # Field of SourceOptions → the sources to which it applies; others apply to all.
 _APPLIES = {
     "config": ("transformers", "hf", "diffusers"),
@@ -329,7 +321,7 @@ def _list_models(name: str, list_names: Callable[[str], Sequence[str]]) -> Itera
 
 
 def _is_module(name: str) -> bool:
-    """Return whether a name is of a Python file or package, without importing it."""
+    """Return whether a name is a Python file or package, without importing it."""
     path = name.replace(".", os.sep)
     files = (f"{path}.py", os.path.join(path, "__init__.py"))
     return bool(path) and any(os.path.isfile(os.path.join(entry, file)) for entry in ("", *sys.path) for file in files)

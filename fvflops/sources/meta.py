@@ -91,7 +91,7 @@ def building_on(device: str | None) -> AbstractContextManager[Any]:
 def build_on_meta(factory: Callable[[], Built]) -> Built:
     """Return the result of a factory on the meta device, where tensors have a shape and a dtype, but no values.
 
-    The model is as of `with torch.device("meta"): factory()`, in about two thirds of the time, since initialisers do
+    The model is as from `with torch.device("meta"): factory()`, in about two thirds of the time, since initialisers do
     nothing. Tensors that the factory creates on another device, by name, have their values. Errors of the factory
     propagate. The default device is restored afterwards, and other threads keep theirs.
 

@@ -28,7 +28,7 @@ _TAG = re.compile(r"\.[a-z]\w*$")
 
 @dataclass(frozen=True, slots=True)
 class JoinedFile:
-    """Rows of a file: `columns`, and in `rows` (name, cells) as they stand there; names may occur twice.
+    """Rows of a file: `columns`, and in `rows` (name, cells) as in the file; names may occur twice.
 
     >>> file = parse_csv("model,top1\\nresnet50,80.4\\nvit_b_16,81.07\\n", "accuracy.csv")
     >>> [column.key for column in file.columns], file.rows
@@ -111,7 +111,7 @@ def read_columns(path: str) -> dict[str, list[Any]]:
     try:
         table = arrow.parquet.read_table(io.BytesIO(data))
         return {str(name): table.column(index).to_pylist() for index, name in enumerate(table.column_names)}
-    # Of a damaged file pyarrow raises errors of many kinds, also of Unicode and memory.
+    # For a damaged file pyarrow raises errors of many kinds, Unicode and memory errors among them.
     except (arrow.ArrowException, OSError, ValueError, LookupError, TypeError, MemoryError) as error:
         reason = plain_name(" ".join(str(error).split()))
         raise ValueError(f"{path} is not a Parquet file, or damaged: {reason}") from None
@@ -213,7 +213,7 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first five names for a sentence, and how many there are besides."""
+    """Return the first five names for a sentence, and the number of others."""
     rest = len(names) - 5
     return ", ".join(map(plain_name, names[:5])) + (f" and {rest:,} more" if rest > 0 else "")
 

@@ -21,7 +21,7 @@ class ModelCount:
     products that the convention ignores, with their calls and share.
 
     `execution` is "shapes" or "real". `device` is where the model was built, "meta" being without weights, and `dtype`
-    is of most of its parameters. `built` is the model built instead where the named model could not be counted, such as
+    the dtype of most parameters. `built` is the model built instead where the named model could not be counted, such as
     a smaller configuration. `options` are the settings of building and counting that are not the defaults, and
     `versions` the libraries'. `seconds` includes building and every attempt. `failure` is the kind of an error, one of
     FAILURES. A metric of METRICS that is not named here is one more field.

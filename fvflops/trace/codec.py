@@ -19,7 +19,7 @@ _FORMAT = "fvflops.trace"
 _HEADER_LENGTH = 100  # characters in which a trace names its format, even if it was re-indented
 _CHECKSUM = "checksum"
 _SEAL = f',"{_CHECKSUM}":"{{}}"}}}}'  # how a trace ends
-_MAX_SHOWN, _MAX_QUOTED = 200, 60  # characters in a message: of an error, and of an invalid value
+_MAX_SHOWN, _MAX_QUOTED = 200, 60  # characters of an error and of an invalid value in a message
 _LARGEST = 1 << 63  # limit of torch's element and byte counts
 _DEEPEST = 10_000  # modules around a call
 

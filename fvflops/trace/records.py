@@ -24,8 +24,8 @@ class TraceError(ValueError):
 class Event(NamedTuple):
     """One event of a run, in order; a column that a recording does not fill keeps its default.
 
-    `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: of the region's
-    signature for exit, of the region for enter, of the op call's signature for op, of the storage for free. `stack` is
+    `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: the region's
+    signature for exit, the region for enter, the op call's signature for op, the storage for free. `stack` is
     the index of its stack of regions, `thread` is 0 for the thread that started the recording. `reads` are the indexes
     of the storages of an op's tensor arguments, `writes` of its results: a view has its input's storage, and an
     argument that an op modifies without returning it is only in `reads`. Times are in nanoseconds, memory in bytes.

@@ -10,9 +10,9 @@ from torch import nn
 
 from fvflops.text import suggest
 from fvflops.zoo import megatron_gpt, mpt
-from fvflops.zoo.gpt2 import GPT2, GPT2_124M, GPT2Config
+from fvflops.zoo.gpt2 import GPT2, GPT2_124M
 from fvflops.zoo.lenet5 import LeNet5
-from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
+from fvflops.zoo.llama import CONFIGS, Llama
 from fvflops.zoo.mixtral import CONFIGS as MIXTRAL_CONFIGS
 from fvflops.zoo.mixtral import Mixtral
 from fvflops.zoo.resnet50 import ResNet50
@@ -33,7 +33,7 @@ class ZooEntry:
     model_class: Callable[..., nn.Module]
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
     note: str
-    config: GPT2Config | LlamaConfig | megatron_gpt.MegatronGPTConfig | mpt.MPTConfig | None = None
+    config: Any = None
     meta: bool = False
 
     def build(self, **sizes: Any) -> nn.Module:

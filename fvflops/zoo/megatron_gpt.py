@@ -81,13 +81,13 @@ class MaskedSoftmax(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         n = scores.shape[-1]
         future = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu_(1)
-        # Without a gradient: the softmax' is zero where its result is, and autograd need not keep the mask.
+        # Detached: the gradient of softmax is zero where its result is, so autograd need not keep the mask.
         scores.detach().masked_fill_(future, float("-inf"))
         return scores.softmax(-1)
 
 
 class UnfusedMaskedSoftmax(nn.Module):
-    """The same in float32 by separate ops, for scores that Megatron's kernel does not take: `has_softmax_kernel`."""
+    """The same in float32 by separate ops, for scores that Megatron's kernel does not support: `has_softmax_kernel`."""
 
     def forward(self, scores: Tensor) -> Tensor:
         n = scores.shape[-1]
@@ -96,7 +96,7 @@ class UnfusedMaskedSoftmax(nn.Module):
 
 
 def has_softmax_kernel(n: int, matrices: int) -> bool:
-    """Return whether Megatron's fused softmax takes `matrices` causal score matrices of n rows.
+    """Return whether Megatron's fused softmax supports `matrices` causal score matrices of n rows.
 
     Source: FusedScaleMaskSoftmax.is_kernel_available in Megatron-LM's fused_softmax.py, for n above 128.
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.torch_internals import refusal
+from fvflops.torch_internals import too_old_message
 from fvflops.zoo.decoder_parts import OVER_SEQUENCE, KVCache, change_styles
 from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Attention, Llama, LlamaConfig
 
@@ -76,7 +76,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
-        if message := refusal("Mixtral of the zoo"):
+        if message := too_old_message("Mixtral of the zoo"):
             raise ValueError(message)
         experts, inner, outer = config.experts, config.intermediate_size, config.hidden_size
         self.gate_proj = nn.Parameter(torch.empty(experts, inner, outer))

@@ -478,7 +478,7 @@ def test_a_module_handle_of_a_class_that_is_not_called_is_named(caplog):
     analysis.set_module_handle(Mine, lambda call: 1, nn.Linear, lambda call: 2, "Gelu", lambda call: 3).counts()
     unused = [record.getMessage() for record in caplog.records]
     assert "Mine is not used: the model called no such module" in unused[0] and len(unused) == 2
-    with pytest.raises(ValueError, match="is no module class: a handle of an op or a function is for set_op_handle"):
+    with pytest.raises(ValueError, match="is not a module class: a handle of an op or a function is for set_op_handle"):
         analysis.set_module_handle(torch.autograd.Function, lambda call: 1)
 
 

@@ -180,7 +180,7 @@ MISTAKES = {
     "a checkpointed class": (
         lambda: step(LINEAR, X, loss=torch.sum, checkpoint=nn.Linear).total(),
         ValueError,
-        "torch.nn.modules.linear.Linear'> is no list: pass a list of module names or classes",
+        "torch.nn.modules.linear.Linear'> is not a list: pass a list of module names or classes",
     ),
     "a checkpointed module": (
         lambda: step(LINEAR, X, loss=torch.sum, checkpoint=[LINEAR[0]]).total(),

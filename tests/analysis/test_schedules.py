@@ -232,7 +232,7 @@ def test_an_exception_in_an_active_step_leaves_nothing(loop):
             run.step()
     assert installed() == NOTHING
     assert len(calls) == 1
-    # What the third step did is counted with all, but it is no step.
+    # What the third step did is counted with all, but it is not a step.
     assert run.macs() == 3 * 2 * MACS_PER_ROW and not run.trace().complete
     assert run.per_step().steps == len(run.steps) == 2
     with pytest.raises(RuntimeError, match="call it inside the with block"):

@@ -402,7 +402,7 @@ def test_a_recording_goes_on_after_a_rerun_that_fails(reentrant):
             y.sum().backward()
         model(X).sum().backward()
     assert macs_by_owner(run) == {
-        # Of the last product the gradient needs nothing that was not kept: a constant is no argument of the checkpoint.
+        # The gradient of the last product needs only kept tensors: a constant is not an argument of the checkpoint.
         "": {"forward": 12 + 6},
         "0": {"forward": 96, "recompute": 48, "backward": 48},
         "2": {"forward": 48, "recompute": 24, "backward": 48},

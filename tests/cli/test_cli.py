@@ -114,7 +114,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
             "import sys\nsys.exit(2)",
             "raised SystemExit: the program asked to exit with 2 (train_it.py:2); importing runs",
         ),
-        ("1 / 0", 'put a script\'s own work below `if __name__ == "__main__":`, or the model in a file of its own'),
+        ("1 / 0", 'put top-level code below `if __name__ == "__main__":`, or the model in a file of its own'),
     ],
 )
 @pytest.mark.parametrize("name", ["train_it.py", "train_it"])

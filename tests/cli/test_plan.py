@@ -50,7 +50,7 @@ def test_the_report_has_each_figure_and_what_it_rests_on(capsys):
         "waiting for the host",
         "Efficiency of H100 SXM: ",
         "Network HGX H100 3200G: assumed for H100 SXM, since none is given: ",
-        "Memory of the fullest rank",
+        "Memory of the rank with the highest peak",
         "optimizer state",
         "slowest",
         "Assumptions:",
@@ -66,7 +66,7 @@ def test_json_has_exact_figures(capsys):
     record = json.loads(write_as("json", *PIPELINE, *PRICED))
     assert record["gpus"] == 4 and record["tokens"] == 16 * 4 * 2 and record["fits"] is True
     assert record["training"]["steps"] == 1e9 / record["tokens"]
-    assert record["ranks"][record["fullest"]]["peak_memory"] == max(rank["peak_memory"] for rank in record["ranks"])
+    assert max(record["ranks"], key=lambda rank: rank["peak_memory"]) == record["ranks"][record["peak_memory_rank"]]
     (row, *_) = csv.DictReader(io.StringIO(write_as("csv", *PIPELINE, *PRICED)))
     assert float(row["value"]) == record["seconds"] and float(row["bound"]) == record["bound_seconds"]
 

@@ -20,7 +20,7 @@ from fvflops.comparison.polynomial import Polynomial
 from fvflops.comparison.scaling import Sample, describe_costs, read_axis
 from fvflops.comparison.scaling_report import generation_report, scaling_report
 from fvflops.reports.formats import FORMATS, write_document
-from fvflops.reports.pictures.picture import kind_of
+from fvflops.reports.pictures.picture import file_type
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
 from fvflops.zoo.llama import Llama, LlamaConfig
@@ -597,4 +597,4 @@ def test_a_plot_is_drawn(kind, model, sizes, capsys, tmp_path):
     assert (code, err) == (0, "") and out.startswith(model)
     start = picture.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if kind == "png" else b"<svg" in picture.read_bytes() and b"<?xml" in start
-    assert kind_of(str(picture)) == kind
+    assert file_type(str(picture)) == kind

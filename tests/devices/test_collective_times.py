@@ -91,10 +91,10 @@ def test_protocols_change_where_their_times_meet():
 
 
 def test_links_that_share_a_root_get_slower_with_the_ranks():
-    assert LINKS["L40S PCIe 4"].among(2)[0] > 3 * LINKS["L40S PCIe 4"].among(4)[0]
+    assert LINKS["L40S PCIe 4"].ring(2)[0] > 3 * LINKS["L40S PCIe 4"].ring(4)[0]
     # Other cards on PCIe 4 are not as slow as the node of L40S that was measured.
-    assert LINKS["PCIe 4"].among(8)[0] == LINKS["PCIe 5"].among(8)[0] / 2 > 5 * LINKS["L40S PCIe 4"].among(8)[0]
-    assert LINKS["HGX B200 3200G"].among(2) == pytest.approx(LINKS["HGX B200 3200G"].among(8), rel=0.1)
+    assert LINKS["PCIe 4"].ring(8)[0] == LINKS["PCIe 5"].ring(8)[0] / 2 > 5 * LINKS["L40S PCIe 4"].ring(8)[0]
+    assert LINKS["HGX B200 3200G"].ring(2) == pytest.approx(LINKS["HGX B200 3200G"].ring(8), rel=0.1)
 
 
 @pytest.mark.parametrize("network", ["MI300X 3200G", "MI355X 3200G"])
@@ -106,7 +106,7 @@ def test_without_a_switch_a_group_uses_the_links_among_its_gpus(network):
             assert inside.seconds(kind, ranks, 1e9) == NodeLink(fabric, inside.figures).seconds(kind, ranks, 1e9)
         own = peer_seconds(Collective("all_reduce", ranks, 1e6), inside.fabric, PEERS)
         assert own == peer_seconds(Collective("all_reduce", ranks, 1e6), fabric, PEERS)
-    assert inside.bandwidth == inside.among(2)[0] < inside.fabric.bandwidth / 7
+    assert inside.bandwidth == inside.ring(2)[0] < inside.fabric.bandwidth / 7
 
 
 # Of NCCL, in microseconds; payloads are as in NVIDIA's AIConfigurator 0.12, message sizes times bytes of an element.

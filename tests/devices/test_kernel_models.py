@@ -51,7 +51,7 @@ def test_a_product_takes_longer_than_its_flops_at_peak_and_its_bytes_at_the_band
     gpu, figures = gpu_of(name), product_figures(name)
     seconds = product_seconds(Product(rows, columns, inner), gpu, figures)
     written = 2 * rows * columns
-    moved = 2 * (rows + columns) * inner + written * (written > 1.3 * figures.held)
+    moved = 2 * (rows + columns) * inner + written * (written > 1.3 * figures.result_cache)
     assert seconds > max(2 * rows * columns * inner / gpu.peak / 1.1, moved / gpu.bandwidth / 1.1)
 
 
@@ -133,7 +133,7 @@ def test_a_gpu_without_figures_gets_those_of_the_nearest_generation_and_says_so(
     ],
 )
 def test_kernels_of_a_chip_are_as_on_chips_of_its_family(device, left, attention, mixture):
-    devices = find_figures(find_device(device), without=left).devices
+    devices = find_figures(find_device(device), exclude=left).devices
     assert (devices["attention"], devices["mixture"]) == (attention, mixture)
 
 
@@ -197,14 +197,14 @@ RUNS = [
 ]
 OF_PRODUCTS = {**COMMON, "kind": "product", "dtype": "bf16"}
 KERNELS = [
-    KernelErrors(**OF_PRODUCTS, kernels=10, mean=5.0, borrowed=10.0),
-    KernelErrors(**{**OF_PRODUCTS, "device": "H100 SXM"}, kernels=30, mean=7.0, borrowed=14.0),
+    KernelErrors(**OF_PRODUCTS, kernels=10, mean=5.0, held_out_gpu=10.0),
+    KernelErrors(**{**OF_PRODUCTS, "device": "H100 SXM"}, kernels=30, mean=7.0, held_out_gpu=14.0),
 ]
 
 
 @pytest.fixture
 def errors(monkeypatch):
-    verdicts = [VerdictErrors(source="study", fit=10, fit_right=9, unfit=5, unfit_right=5)]
+    verdicts = [VerdictErrors(source="study", fit=10, fit_right=9, too_large=5, too_large_right=5)]
     found = Errors(RUNS, KERNELS, verdicts, [])
     monkeypatch.setattr(measured_errors, "load_errors", lambda: found)
 
@@ -242,7 +242,7 @@ def test_the_error_of_a_kernel_is_its_own_gpus_or_that_without_own_figures(error
     assert expect_kernel_error("product", "fp8", find_device("H100"))[1:] == (7.0, 30)  # by the figures of bf16
     assert expect_kernel_error("product", "bf16", find_device("MI300X"))[1:] == (13.0, 40)
     assert expect_kernel_error("decode", "bf16", find_device("H100")).mean is None
-    assert describe_verdicts() == "Said to fit: 9 of 10 measured runs did (study)."
+    assert describe_verdicts() == "Should fit: 9 of 10 measured runs did (study)."
 
 
 def test_all_shipped_figures_have_their_errors():
@@ -255,7 +255,7 @@ def test_all_shipped_figures_have_their_errors():
     assert measured <= fitted
     # Too few of their kernels take more than 10 us.
     assert {kind for _, kind in fitted - measured} <= {"memory", "peers", "trtllm decode"}
-    assert all(row.fit_right <= row.fit and row.unfit_right <= row.unfit for row in errors.memory) and errors.memory
+    assert {row.fit_right <= row.fit and row.too_large_right <= row.too_large for row in errors.memory} == {True}
 
 
 def test_the_page_has_the_errors_of_the_file():

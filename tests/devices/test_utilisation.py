@@ -126,7 +126,7 @@ def test_the_times_of_several_dtypes_add_up():
 def test_sparse_takes_the_peak_for_two_of_four():
     assert mfu(50 * T, 1, device=CHIP, dtype="bf16", sparse=True) == 0.25
     assert mfu({"bf16": 50 * T, "fp32": T}, 1, device=CHIP, sparse=True) == 0.35
-    with pytest.raises(ValueError, match="sparse: chip has a 2:4 peak for bf16, and the counts are of fp32"):
+    with pytest.raises(ValueError, match="sparse: chip has a 2:4 peak for bf16, and the counts are in fp32"):
         mfu(T, 1, device=CHIP, dtype="fp32", sparse=True)
 
 
@@ -214,7 +214,7 @@ TF32 = (
 
 @pytest.mark.parametrize("op", [*IEEE, *TF32])
 def test_float32_products_run_as_torch_does_by_default(op):
-    # 0.5 s at the 10 TFLOP/s of float32, or 0.1 s at the 50 of tf32, and 0.1 s of what is no product.
+    # 0.5 s at the 10 TFLOP/s of float32, or 0.1 s at the 50 of tf32, and 0.1 s of what is not a product.
     work = counts(entry("float32", macs=5 * T // 2, flops=T, op=op))
     ieee, tf32 = pytest.approx(0.6), pytest.approx(0.2)
     assert mfu(work, 1, device=NVIDIA) == (tf32 if op in TF32 else ieee)

@@ -53,7 +53,7 @@ def test_modules_of_a_run_get_the_names_of_the_plan(tmp_path):
     # The rows add up to the time of all ops in forward and backward.
     rows = compare_modules(explained, planned_tiny()).rows
     assert sum(row.measured for row in rows) == pytest.approx(sum(row.ns for row in explained.work()) / 1e9)
-    assert {row.what for row in rows} >= {"layers.*.self_attn.q_proj", "layers.*.mlp", "lm_head"}
+    assert {row.part for row in rows} >= {"layers.*.self_attn.q_proj", "layers.*.mlp", "lm_head"}
 
 
 def test_a_class_with_another_number_of_modules_in_the_plan_is_not_matched(tmp_path):
@@ -65,7 +65,7 @@ def test_a_class_with_another_number_of_modules_in_the_plan_is_not_matched(tmp_p
         for name, module in named.items()
     }
     compared = compare_modules(explained, planned_tiny())
-    unmatched = [row for row in compared.rows if row.what == "Linear (not matched)"]
+    unmatched = [row for row in compared.rows if row.part == "Linear (not matched)"]
     assert unmatched and all(row.measured > 0 and row.expected == 0 for row in unmatched)
     assert (compared.matched, compared.traced) == (len(named) - 17, len(named))  # 15 of 16 Linears are the model's
 
@@ -87,7 +87,7 @@ def test_a_slow_module_comes_first(case, module, tmp_path):
     compared, planned = compare(case, 1.5, tmp_path / "trace.json")
     assert compared.matched == compared.traced > 0
     first = compared.rows[0]
-    assert (first.what, first.phase) == (module, "forward")
+    assert (first.part, first.phase) == (module, "forward")
     layers = [
         seconds
         for (name, phase), seconds in planned.modules.items()
@@ -114,4 +114,4 @@ def test_the_report_has_the_modules(tmp_path, capsys):
     assert "Modules: 3 of 50 matched with the plan's by the order of their calls" in text
     assert main(["explain", str(tmp_path / "trace.json"), *options, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["compared_modules"]
-    assert {row["what"] for row in rows} >= {"wte", "h.*.mlp.c_fc", "Linear (not matched)"}
+    assert {row["part"] for row in rows} >= {"wte", "h.*.mlp.c_fc", "Linear (not matched)"}

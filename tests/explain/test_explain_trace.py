@@ -71,7 +71,7 @@ def test_each_moment_of_a_step_belongs_to_one_row(tmp_path):
     ("text", "message"),
     [
         ("", 'no "traceEvents"'),
-        (json.dumps({"traceEvents": EVENTS})[:999], "cut off"),
+        (json.dumps({"traceEvents": EVENTS})[:999], "truncated"),
         ("[]", "neither ops nor kernels"),
         ('{"other": 1}', 'no "traceEvents"'),
         ('{"traceEvents": [3]}', "not an object"),
@@ -121,7 +121,7 @@ def test_kernels_of_a_graph_are_classed_by_name(tmp_path):
         ([launch(8, 11, "cudaMalloc", 85)], "runtime"),
         ([host("train.py(7): prepare", 5, 90, "python_function")], "host"),
         ([host("aten::add", 5, 90)], "launch"),
-        # Compilation runs ops, and calls that are no compilation lie in frames of torch.compile.
+        # Compilation runs ops, and calls that are not compilation lie in frames of torch.compile.
         ([host("aot_collect_metadata (dynamo_timed)", 5, 90), host("aten::t", 6, 80)], "compilation"),
         ([host("torch/_compile.py(42): inner", 5, 90, "python_function"), host("aten::t", 6, 89)], "launch"),
         ([host("torch/_dynamo/eval_frame.py(8): _fn", 5, 90, "python_function")], "host"),
@@ -238,7 +238,7 @@ def test_the_rank_that_joins_last_is_the_straggler(tmp_path):
     assert found["straggler"].seconds == pytest.approx((70e-6 + 0 + 40e-6) / 3)
     assert "of which rank 1 joins last" in found["straggler"].text
     assert not explain_trace(paths[:1]).waits()
-    with pytest.raises(TraceError, match="one rank"):
+    with pytest.raises(TraceError, match="the same rank"):
         explain_trace([paths[0], paths[0]])
 
 

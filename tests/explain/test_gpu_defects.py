@@ -71,7 +71,7 @@ def test_command_compares_with_a_plan(tmp_path, capsys):
     options = ["--model", "zoo:gpt2", "--batch", "2", "--seq", "1024", "--dtype", "bf16"]
     assert main(["explain", path, *options, "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert {row["what"] for row in data["compared"]} >= {"matmul", "attention", "optimizer", "idle"}
+    assert {row["part"] for row in data["compared"]} >= {"matmul", "attention", "optimizer", "idle"}
     total = sum(row["measured"] for row in data["compared"])
     assert total == pytest.approx(explain_trace(path).total_ns() / 2e9, rel=1e-6)
     # The trace has a batch of 16, the plan one of 2 and more layers.

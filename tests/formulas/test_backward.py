@@ -191,7 +191,7 @@ def test_a_sampling_grid_has_the_gradient_of_its_matrices_alone(size, rows, run)
 
 @every_run
 def test_the_gradient_of_a_vectors_matrix_sums_nothing(run):
-    """An outer product is multiplications, which are no multiply-adds: the vector's gradient alone is a product."""
+    """An outer product is multiplications, which are not multiply-adds: the vector's gradient alone is a product."""
     for needs, times in ((BOTH, 1), (INPUTS, 0), (WEIGHTS, 1)):
         inputs = (r(5, 4, needs=needs[0]), r(4, needs=needs[1]))
         assert count(Function(torch.mv), inputs, run) == Counter(forward=20, backward=20 * times)
@@ -265,7 +265,7 @@ def test_unfused_attention_computes_nothing_again(run):
             needs = tuple(place == other for other in range(3))
             macs = count(Function(attend), heads(needs=needs), run)
             assert macs == Counter(forward=2 * PAIRS * D, backward=products * PAIRS * D)
-    # A mask that is trained, and values of another size, are no case for the fused kernel of a CPU.
+    # A mask that is trained, and values of another size, are not cases for the fused kernel of a CPU.
     macs = count(Function(attend), (*inputs, r(Q, K)), run)
     assert macs == Counter(forward=2 * PAIRS * D, backward=(5 if run == "cuda" else 4) * PAIRS * D)
     macs = count(Function(attend), heads(Dv=3), run)

@@ -432,7 +432,7 @@ def test_a_causal_convolution():
 
 
 class Scale(torch.autograd.Function):
-    """A user's function with a product inside, whose tensors are no library's."""
+    """A user's function with a product inside, whose tensors belong to no library."""
 
     @staticmethod
     def forward(ctx, x, weight):

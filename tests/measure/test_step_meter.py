@@ -644,8 +644,8 @@ def test_a_strict_meter_raises_what_others_warn_of(options, reason, caplog):
 @pytest.mark.parametrize(
     ("device", "gpu", "warning"),
     [
-        ("H100", None, "the peaks are of H100 SXM, but the parameters are on the CPU"),
-        ("H100", "NVIDIA A100-SXM4-80GB", "the peaks are of H100 SXM, but the parameters are on NVIDIA A100-SXM4"),
+        ("H100", None, "the peaks are for H100 SXM, but the parameters are on the CPU"),
+        ("H100", "NVIDIA A100-SXM4-80GB", "the peaks are for H100 SXM, but the parameters are on NVIDIA A100-SXM4"),
         ("H100", "NVIDIA H100 80GB HBM3", ""),
         ("H100", "NVIDIA of next year", ""),
         (CHIP, None, ""),

@@ -113,5 +113,5 @@ def test_a_handle_for_tensors_says_what_it_got_instead():
     analysis = fvflops.FlopCountAnalysis(nn.GELU(), torch.ones(2)).set_op_handle(
         "aten::gelu", lambda inputs, outputs: ours.linear_flop_jit(inputs[1:], outputs)
     )
-    with pytest.raises(ValueError, match=r"aten::gelu raised TypeError: this handle wants a tensor, not .*none"):
+    with pytest.raises(ValueError, match=r"aten::gelu raised TypeError: this handle needs a tensor, not .*none"):
         analysis.total()

@@ -89,7 +89,7 @@ def export(name, timeline, weight=None):
 
 def parse_nanoseconds(number):
     nanoseconds = round(number * 1000)
-    assert nanoseconds / 1000 == number, f"{number} µs is no whole number of nanoseconds"
+    assert nanoseconds / 1000 == number, f"{number} µs is not a whole number of nanoseconds"
     return nanoseconds
 
 

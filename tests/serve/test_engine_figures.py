@@ -55,9 +55,9 @@ def test_each_figure_adds_what_it_says(llama):
     assert seconds(llama, DECODE, sequence=1e-3) == pytest.approx(plain + 4e-3)
     # 32 layers of 4 products, 4 kernels of attention, 2 norms and an activation, the last norm and the logits.
     assert seconds(llama, DECODE, kernel=1e-6) == pytest.approx(plain + (32 * 11 + 2) * 1e-6)
-    assert seconds(llama, DECODE, meet=1e-3) == plain
+    assert seconds(llama, DECODE, rendezvous=1e-3) == plain
     four = ServingLayout(tensor=4)
-    assert seconds(llama, DECODE, four, meet=1e-3) == pytest.approx(seconds(llama, DECODE, four) + 64e-3)
+    assert seconds(llama, DECODE, four, rendezvous=1e-3) == pytest.approx(seconds(llama, DECODE, four) + 64e-3)
     for figures in ({"launch": 1e-3}, {"computing": 2.0}, {"experts": 2.0}, {"request": 1.0}, {"token": 1.0}):
         assert seconds(llama, DECODE, **figures) == plain
 

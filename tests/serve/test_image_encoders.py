@@ -53,7 +53,7 @@ def test_the_work_of_an_image_is_that_of_the_modules_that_read_it(recorded):
     name, serving, model, image = recorded
     counts = FlopCountAnalysis(model, kwargs=image)
     read = sum(counts.by_module()[module] for module in CASES[name][1])
-    # Qwen's interpolation of positions is no product: 0.1 % of its tower.
+    # Qwen's interpolation of positions is not a product: 0.1 % of its tower.
     assert serving.images.macs == pytest.approx(read, rel=1e-3)
     assert serving.images.tokens == int((image["input_ids"] == model.config.image_token_id).sum()) > 0
 

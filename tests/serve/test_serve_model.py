@@ -297,7 +297,7 @@ def test_search_keeps_to_the_limits_and_finds_the_best(llama):
     found = search_serving(llama, device=H100, gpus=2, limits=limits, precisions=[("bf16", "bf16")])
     best = found.best()
     assert best and all(point.ttft <= 0.5 and point.tpot <= 0.015 for point in best)
-    assert best[0].per_gpu == max(point.per_gpu for point in found.points if point.holds)
+    assert best[0].per_gpu == max(point.per_gpu for point in found.points if point.within_limits)
     front = found.front()
     assert all(
         not (other.per_gpu > point.per_gpu and other.per_user > point.per_user)
@@ -315,8 +315,8 @@ def test_search_keeps_to_the_limits_and_finds_the_best(llama):
 
 def test_search_says_what_does_not_fit(large):
     found = search_serving(large, device=H100, gpus=1, precisions=[("bf16", "bf16"), ("int4", "bf16")])
-    assert [item.layout.weights for item in found.unfit] == ["bf16"]
-    assert "GB too little on each GPU" in found.unfit[0].reason
+    assert [item.layout.weights for item in found.rejected] == ["bf16"]
+    assert "GB too little on each GPU" in found.rejected[0].reason
     assert {point.layout.weights for point in found.points} == {"int4"}
 
 

@@ -62,7 +62,7 @@ def test_tokens_that_fit_from_the_account_of_memory(line):
     assert left / token == pytest.approx(int(line["tokens"]), rel=0.02)
 
 
-# Weights in float32 are no choice of a layout.
+# No layout has weights in float32.
 _PROFILED = [line for line in _LINES if line["version"] == "0.19.0" and line["element"] != "4"]
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import flop_registry
 
-from fvflops.torch_internals import refusal
+from fvflops.torch_internals import too_old_message
 
 # An older torch lacks some ops, or their kernels for the meta device.
 WRITTEN_FOR = (2, 13)
@@ -35,7 +35,7 @@ GONE = frozenset(
 
 def needs(feature: str) -> pytest.MarkDecorator:
     """Skip a test of a feature with the refusal that a user reads, where torch is older than the feature's minimum."""
-    message = refusal(feature)
+    message = too_old_message(feature)
     return pytest.mark.skipif(message is not None, reason=message or "")
 
 

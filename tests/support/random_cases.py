@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _USUAL = 100  # cases of a test that names no limit
-# A loaded machine may be slow at drawing a case, or at running one; that is no fault of what is tested.
+# A loaded machine may be slow at drawing a case, or at running one; that is not a fault of what is tested.
 _PATIENT = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 settings.register_profile("fixed", derandomize=True, max_examples=_USUAL, **_PATIENT)
@@ -26,6 +26,6 @@ def random_cases(limit: int) -> settings:
 def long_except(default, cases):
     """Return a test's cases, of which all but the default ones are long; one of several parameters is a tuple."""
     cases = list(cases)
-    assert set(default) <= set(cases), "a default case is no case"
+    assert set(default) <= set(cases), "a default case is not a case"
     rest = (case if isinstance(case, tuple) else (case,) for case in cases if case not in default)
     return [*default, *(pytest.param(*case, marks=pytest.mark.long) for case in rest)]

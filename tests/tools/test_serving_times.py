@@ -98,7 +98,7 @@ def test_a_fit_finds_the_figures_that_made_the_times(folder, monkeypatch):
     runs = [run for run in rows.read_runs(SAMPLE) if run.engine == "vllm" and not run.unused]
     predictor = prediction.Predictor(models.record_models({run.model for run in runs}, folder / "models.pickle"))
     base = load_engines()["vllm"]
-    truth = replace(base, kernel=3e-6, meet=1e-5, request=0.05, source="")
+    truth = replace(base, kernel=3e-6, rendezvous=1e-5, request=0.05, source="")
     times = [predictor.simulate(run, truth) for run in runs]
     made = [replace(run, ttft=item.ttft, tpot=item.tpot) for run, item in zip(runs, times, strict=True)]
     simulated = [predictor.simulate(run, base) for run in runs]

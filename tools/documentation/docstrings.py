@@ -10,7 +10,7 @@ import griffe
 
 _STUB = Path(__file__).resolve().parents[2] / "fvflops" / "__init__.pyi"
 _PUBLIC = re.findall(r" as (\w+)$", _STUB.read_text(), re.MULTILINE)
-# Names of several words, which are no words of English, and any name that is written as one: `fvflops.mfu`.
+# Names of several words, which are not words of English, and any name that is written as one: `fvflops.mfu`.
 _COMPOUND = "|".join(name for name in _PUBLIC if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", name))
 _NAME = re.compile(rf"(?<![\w`.\[])(?:({_COMPOUND})|`fvflops\.({'|'.join(_PUBLIC)})`)(?![\w`\](]|\.\w)")
 _KEYWORD: Any = griffe.ParameterKind.keyword_only
@@ -55,7 +55,7 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = fence_doctests(link_names(obj.docstring.value, obj.name))
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """Spell out the options of `**options: Unpack[Options]`, as `fvflops.text.spell_out` does."""
+        """Expand the options of `**options: Unpack[Options]`, as `fvflops.text.expand_options` does."""
         for last in [item for item in func.parameters if str(item.annotation).startswith("Unpack[")]:
             options: Any = last.annotation
             del func.parameters[last.name]

@@ -17,7 +17,7 @@ from goldens.expressions import break_lines, evaluate, quieten
 from goldens.jobs import Folder, Job
 from tests.support.models.whole_models import MODELS
 
-# Of these a training step is counted.
+# Models of which a training step is counted.
 _TRAINED = (
     *("toy", "unused", "small_einsum", "zoo:lenet5", "zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny"),
     *("torchvision:mobilenet_v2", "torchvision:efficientnet_b0", "torchvision:densenet121", "torchvision:swin_t"),

@@ -31,7 +31,7 @@ _MS, _US = 1e-3, 1e-6
 FITTED: dict[str, Bounds] = {
     "start": Bounds(0, 1.2, 0.6, 0.2),
     "kernel": Bounds(0, 8 * _US, 1.5 * _US, 1 * _US),
-    "meet": Bounds(0, 30 * _US, 4 * _US, 3 * _US),
+    "rendezvous": Bounds(0, 30 * _US, 4 * _US, 3 * _US),
     "step": Bounds(0, 6 * _MS, 0.1 * _MS, 0.2 * _MS),
     "sequence": Bounds(0, 60 * _US, 1 * _US, 3 * _US),
     "synchronous": Bounds(0, 10 * _MS, 1 * _MS, 1 * _MS),
@@ -59,7 +59,7 @@ _NAMES = "decode starts launches collectives batch synchronous computing experts
 def _times(features: Any, value: Mapping[str, float]) -> tuple[Array, Array]:
     """Return the seconds of steps that only decode, and a prompt's addition to one, by name → figure."""
     decode = features.decode + value["start"] * features.starts
-    decode = decode + value["kernel"] * features.launches + value["meet"] * features.collectives
+    decode = decode + value["kernel"] * features.launches + value["rendezvous"] * features.collectives
     decode = decode + value["step"] + value["sequence"] * features.batch
     decode = decode + features.synchronous * (value["synchronous"] + value["synchronous_sequence"] * features.batch)
     prompt = value["computing"] * features.computing + value["experts"] * features.experts + features.others

@@ -87,8 +87,8 @@ def _mark_few_connections(run: ServingRun) -> ServingRun:
 def _mark_contradictions(runs: Sequence[ServingRun]) -> list[ServingRun]:
     """Return the runs, with those marked that contradict others of the same model, GPUs, layout and lengths.
 
-    A token must not take clearly longer with fewer running sequences than with more. Of rows that contradict each
-    other, that with the most contradictions is marked first, else that which differs most from its neighbours.
+    A token must not take clearly longer with fewer running sequences than with more. Among rows that contradict
+    each other, the one with most contradictions is marked first, else the one that differs most from its neighbours.
     """
     groups: dict[object, list[int]] = defaultdict(list)
     for index, run in enumerate(runs):

@@ -38,8 +38,8 @@ class Parameter:
     most: float
 
 
-# Of one software, by the names in Efficiency (fractions are of the speed of kernels measured alone), and of the links
-# between its nodes: the bandwidth is a fraction of the nominal one.
+# Parameters of a software stack, named as in Efficiency (fractions of the speed of kernels measured alone), and of the
+# links between its nodes: the bandwidth is a fraction of the nominal one.
 PARAMETERS: Mapping[str, Parameter] = {
     "matmul": Parameter(0.85, 0.1, 0.4, 1.0),
     "attention": Parameter(0.8, 0.15, 0.05, 1.0),
@@ -78,12 +78,12 @@ def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network)
 
 # Relative error of a prediction at which it starts to weigh less than by its square.
 _SPREAD = 0.02
-# Of a logarithm, for differences in place of derivatives.
+# Step of a logarithm, for differences in place of derivatives.
 _STEP = 1e-3
 
 
 def fit(batch: Batch, chosen: Sequence[int] | None = None) -> dict[str, float]:
-    """Fit the figures of a software to measured runs: least squares of the relative errors, outliers weighing less.
+    """Fit a software stack's figures to measured runs: least squares of the relative errors, outliers weighing less.
 
     `chosen` are the indexes of the runs of the batch to fit to, by default all.
     """

@@ -58,7 +58,7 @@ def shard_optimizer(timeline: MemoryTimeline, ranks: int) -> MemoryTimeline:
 
 
 class Needed(NamedTuple):
-    """Memory of a pipeline's fullest rank, in bytes: reserved by torch's allocator, and in use at the peak."""
+    """Memory of a pipeline's peak-memory rank, in bytes: reserved by torch's allocator, and in use at the peak."""
 
     reserved: int
     allocated: int
@@ -199,8 +199,8 @@ def count_verdicts(judged: Sequence[Judged]) -> VerdictErrors:
         source="Llama of 7B to 65B on A100s",
         fit=counts[True, True] + counts[True, False],
         fit_right=counts[True, True],
-        unfit=counts[False, True] + counts[False, False],
-        unfit_right=counts[False, True],
+        too_large=counts[False, True] + counts[False, False],
+        too_large_right=counts[False, True],
     )
 
 
@@ -232,7 +232,7 @@ def describe_verdicts(judged: Sequence[Judged]) -> str:
     return "\n\n".join(
         [
             tabulate(rows, ["by", "", "right", "of", "share"]),
-            "Wrong:\n" + tabulate(wrong, ["reserved, GB", "allocated", "fullest rank", "measured", "layout"]),
+            "Wrong:\n" + tabulate(wrong, ["reserved, GB", "allocated", "peak-memory rank", "measured", "layout"]),
             f"Best timed layouts that are refused: {', '.join(refused) or 'none'}.",
         ]
     )

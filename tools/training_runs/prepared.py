@@ -25,7 +25,7 @@ from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt
 from training_runs.rows import PARTS, TrainingRun
 
-# Of parameters without FSDP; FSDP's own are in float32.
+# Dtypes of parameters without FSDP; FSDP's own are in float32.
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "amp_bf16": torch.float32}
 _CHECKPOINTS: Mapping[str, Any] = {"none": (), "attention": (megatron_gpt.CoreAttention,)}
 

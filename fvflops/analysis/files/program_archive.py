@@ -146,7 +146,7 @@ def _is_number_or_symbol(name: str, node: ast.Call) -> bool:
 
 
 def _is_index(node: ast.AST) -> bool:
-    """Return whether an index is a number, or a text that is no code in a message either."""
+    """Return whether an index is a number, or a text without quotes and brackets."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     return isinstance(node, ast.Constant) and (
@@ -196,7 +196,7 @@ def check_program(path: str) -> None:
     names, read = read_records(path)
     for name in names:
         if not _ENTRIES.fullmatch(name):
-            raise ValueError(f"{path} contains {name!r:.100}, which is no part of a program of torch.export: refused")
+            raise ValueError(f"{path} contains {name!r:.100}, which is not part of a program of torch.export: refused")
     for name in names:
         if name.startswith("data/sample_inputs/"):
             _check_inputs(path, read(name))
@@ -211,7 +211,7 @@ def _parse(path: str, name: str, data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {name} is no JSON: {error}") from error
+        raise ValueError(f"{path}: {name} is not JSON: {error}") from error
 
 
 def _check_inputs(path: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Refuse objects that are no models, or were not recorded, and name the remedy."""
+"""Reject objects that are not models or recordings, and name the remedy."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ _DERIVATIVES = frozenset({"Grad", "Jvp"})
 class AutogradUsed(BaseException):
     """The model switched grad mode on in a run without autograd.
 
-    Not an Exception: a model that catches exceptions would go on without gradients, possibly forever.
+    Not an Exception: a model that catches exceptions would continue without gradients, possibly forever.
     """
 
 
@@ -153,7 +153,7 @@ _FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)
 
 
 class UnrecordedFunction(Function):
-    """Base of Functions that stand in for an op with autograd: their calls are no regions."""
+    """Base of Functions that replace an op under autograd: their calls are not regions."""
 
 
 def function_regions(recorder: Recorder) -> list[Wrapper]:

@@ -31,7 +31,7 @@ from fvflops.torch_internals import (
     is_batched,
     is_functorch_wrapped,
     pytree,
-    refusal,
+    too_old_message,
     unwrap_functorch,
 )
 
@@ -39,7 +39,7 @@ _DENSE = DispatchKey.CompositeExplicitAutograd
 # torch's function that compiles a function and calls it; older versions have none.
 _COMPILED = None if compile_and_call is None else Patch(*compile_and_call)
 _CALLS = Patch(HigherOrderOperator, "__call__")
-_NO_FLEX_ATTENTION = refusal("flex_attention")  # it accepts no mode of ours
+_NO_FLEX_ATTENTION = too_old_message("flex_attention")  # it accepts no mode of ours
 _TRACERS = tuple(DispatchModeKey.__members__.values())
 
 
@@ -56,7 +56,7 @@ class HigherOrderCall:
     def name(self) -> str:
         return f"higher_order::{self.op.name()}"
 
-    def truth_of(self, value: Any) -> bool | None:
+    def evaluate_condition(self, value: Any) -> bool | None:
         """Return whether a condition is true, or None if unknown."""
         while isinstance(value, torch.Tensor) and is_functorch_wrapped(value):
             value = unwrap_functorch(value)
@@ -107,7 +107,7 @@ def _cond(op_call: HigherOrderCall, pred: Any, true_fn: Any, false_fn: Any, oper
     """
     if isinstance(pred, torch.Tensor) and is_batched(pred):
         return pytree.tree_map(partial(torch.where, pred), true_fn(*operands), false_fn(*operands))
-    truth = op_call.truth_of(pred)
+    truth = op_call.evaluate_condition(pred)
     if truth is not None:
         return (true_fn if truth else false_fn)(*operands)
     op_call.mode.assume_outcome(op_call.name, "the costlier branch", bound=True)
@@ -119,7 +119,7 @@ def _while_loop(
 ) -> Any:
     """Run the body while the condition holds; once if the condition is unknown from the start."""
     values, result = list(carried), None
-    while (truth := op_call.truth_of(cond_fn(*values, *additional))) is not False:
+    while (truth := op_call.evaluate_condition(cond_fn(*values, *additional))) is not False:
         if truth is None:
             outcome = "one iteration" if result is None else "the iterations that are known"
             op_call.mode.assume_outcome(op_call.name, outcome, bound=False)

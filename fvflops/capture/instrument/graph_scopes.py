@@ -25,7 +25,7 @@ from fvflops.trace import Region
 _FORWARDS: WeakValueDictionary[int, Patch] = WeakValueDictionary()
 
 
-# A running graph: the keys of the module calls around it, and those opened in it with their tokens; None: as around it.
+# A running graph: the keys of the module calls around it, and those opened in it with their tokens; None: already open.
 _Frame = tuple[list[str], list[tuple[str, int | None]]]
 
 
@@ -34,7 +34,7 @@ class GraphScopes:
 
     def __init__(self, recorder: Recorder, model_index: ModelIndex) -> None:
         self._recorder = recorder
-        # The body of an op is passed parameters and buffers too, which are no inputs of a module.
+        # The body of an op is passed parameters and buffers too, which are not inputs of a module.
         self._own_tensors = {id(tensor) for tensor in model_index.tensors}
         self._frames: dict[int, list[_Frame]] = {}
 

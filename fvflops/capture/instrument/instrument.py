@@ -124,7 +124,7 @@ def instrument(
         ):
             yield
 
-    as_written = recorder.probe is None  # a measured run is the script's own
+    as_written = recorder.probe is None  # measured runs keep torch's compiled and optimized code
 
     wrappers = [
         *wrappers,

@@ -1,4 +1,4 @@
-"""Replay calls of torch's leaf modules, such as Conv2d, in shape execution: most calls of a model equal earlier ones.
+"""Replay calls of torch's leaf modules, such as Conv2d, in shape execution: most calls of a model repeat earlier ones.
 
 A call that dispatches one op is cached as it runs, with all that the forward depends on: the kind of module, and the
 metadata of its tensors and of the input. A later equal call appends the same events and returns an equal result,

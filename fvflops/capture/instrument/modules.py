@@ -96,8 +96,8 @@ def module_scopes(
 ) -> Iterator[None]:
     """Record calls of a model's modules as regions while the context lasts.
 
-    TorchScript runs its submodules out of sight: modules of `scripts` run as copies that report them, by
-    `copy_scripts`. Assignments in the code of a copy do not reach the model.
+    TorchScript calls its submodules inside its interpreter: modules of `scripts` run as copies that report the calls
+    (`copy_scripts`). Assignments in the code of a copy do not reach the model.
 
     Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
     no keyword arguments before the call, and do not run after exceptions such as KeyboardInterrupt.

@@ -77,7 +77,7 @@ class Patch:
             setattr(self._owner, self._name, self._attribute)
         elif self._name in vars(self._owner):
             delattr(self._owner, self._name)
-        # A patch outlives the run whose wrapper of another patch it may have replaced.
+        # The patch outlives the run: do not keep an original that may be another patch's wrapper.
         self._attribute, self._original = None, self._inherited
         _ACTIVE_PATCHES.pop(id(self), None)
 
@@ -90,7 +90,7 @@ Wrapper = tuple[Patch, Wrap]
 
 
 def calling(function: Function, applies: Callable[[], bool] = lambda: True) -> Wrap:
-    """Return the wrap by which a function is called with the original before its arguments, while `applies()`."""
+    """Return a wrap that calls `function(original, *args)` while `applies()` is true, else the original."""
 
     def wrap(original: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ def calling(function: Function, applies: Callable[[], bool] = lambda: True) -> W
 
 @contextmanager
 def wrapped(wrappers: Iterable[Wrapper]) -> Iterator[None]:
-    """Wrap functions while the context lasts (a run wraps 30); warn of a feature whose function torch lacks."""
+    """Wrap functions while the context lasts (a run wraps 30); warn of features whose function torch lacks."""
     wrappers = list(wrappers)
     for message in {patch.missing: None for patch, _ in wrappers if patch.missing is not None}:
         warnings.warn(message, stacklevel=3)

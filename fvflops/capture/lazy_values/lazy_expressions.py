@@ -360,7 +360,7 @@ class Overwritten(Expression):
         return 1 if dim is None else self._values.shape[dim]
 
     def _positions(self, indices: Indices) -> tuple[list[Tensor], list[Tensor]]:
-        """Return for each dimension whether an index is in the region, and the last position of the values up to it."""
+        """Return, by dimension, whether an index is in the region, and the last position of the values up to it."""
         inside, positions = [], []
         for index, (start, step, dim) in zip(indices, self._region, strict=True):
             position = torch.div(index - start, step, rounding_mode="floor")

@@ -29,7 +29,7 @@ _FILLED: dict[str, tuple[int | None, Any]] = {
     **dict.fromkeys(("new_ones", "ones", "ones_like"), (None, 1)),
     **dict.fromkeys(("new_zeros", "zeros", "zeros_like", "zero"), (None, 0)),
 }
-# These read no values of their first argument.
+# Ops that read no values of their first argument.
 INDEPENDENT = frozenset({"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"})
 COUNTS = frozenset({"all", "any", "count_nonzero", "sum"})
 # Composite ops, which may be recorded as called, and the op that each is.
@@ -44,7 +44,7 @@ _ALIASES = {
 
 # Ops that convert values, and the position of these among their arguments.
 _CONVERSIONS = {"_to_copy": 0, "copy": 1, "to": 0, "type_as": 0}
-# An op's arguments as expressions (the first one surely), the shape and dtype of its result.
+# An op's arguments as expressions (at least the first one), the shape and dtype of its result.
 _Builder = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int], torch.dtype], "Expression | None"]
 
 
@@ -205,7 +205,7 @@ def overwritten(
 def view_of(
     memory: Expression, strides: Sequence[int], shape: Sequence[int], view_strides: Sequence[int], offset: int
 ) -> Expression | None:
-    """Return the values of a tensor in memory, None if they are no function of the dimensions one by one."""
+    """Return the values of a tensor in memory, None if they are not separable by dimension."""
     if offset == 0 and tuple(shape) == memory.shape and tuple(view_strides) == tuple(strides):
         return memory
     view = View(memory, strides, shape, view_strides, offset)
@@ -273,7 +273,7 @@ def expression_of(tensor: Any) -> Expression | None:
 
 
 class LazyValues:
-    """Makes expressions of a run's ops. Equal ones are one object, so that their elements are counted once."""
+    """Makes expressions of a run's ops, interned, so that elements of equal ones are counted once."""
 
     def __init__(self) -> None:
         self._interned: dict[tuple[Any, ...], tuple[Any, Expression]] = {}

@@ -35,11 +35,11 @@ class AttributePlan:
     """Positions in a module's `__dict__` by the kind of value.
 
     `mappings` are the dicts of parameters, buffers and children, all three if `is_plain`; `pick_containers` returns
-    other dicts and sets, `tuples` tuples, `others` other mutable values. `pick_public` returns the numbers, strings and
-    tuples that a module tree contains, `names` are their names. `is_shared`: the plan is cached. `is_exported`: the
-    module has the graph, or the class, of an exported module. If `is_constant`, all other values are immutable, or
-    tuples that `pick_constants` returns with these, and `pick_empty` returns the containers and children, all empty in
-    a leaf, `pick_tensors` parameters and buffers.
+    other dicts and sets; `tuples` are tuples, `others` other mutable values. `pick_public` returns the numbers, strings
+    and tuples that a module tree contains, `names` are their names. `is_shared`: the plan is cached. `is_exported`: the
+    module has the graph, or the class, of an exported module. If `is_constant`, all other values are immutable or
+    tuples (`pick_constants`), `pick_tensors` returns parameters and buffers, and `pick_empty` the containers and
+    children, all empty in a leaf.
     """
 
     def __init__(self, keys: tuple[str, ...], types: tuple[type, ...]) -> None:
@@ -130,7 +130,7 @@ Description = tuple[str, tuple[str, ...], bool, str, Mapping[str, Any]]
 
 
 class LeafKind:
-    """A class with constant attributes and names of parameters and buffers; equal ones are one object.
+    """A class with constant attributes and names of parameters and buffers, interned.
 
     `pick_empty` and `pick_tensors` select, from the values of a module's `__dict__`, the containers that are empty,
     hooks among them, and the mappings of parameters and buffers. `name` is the name of the class's `function`.

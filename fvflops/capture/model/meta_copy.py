@@ -32,7 +32,7 @@ def copy_to_meta(model: nn.Module, replaced: Mapping[nn.Module, nn.Module] = Map
 
 def _empty_on_meta(tensor: torch.Tensor) -> torch.Tensor:
     if is_wrapper_subclass(tensor) and any(inner.dtype in LOW_PRECISION for inner in inner_tensors(tensor)):
-        return rebuild(tensor, _empty_on_meta)  # a quantized weight, of which torch would make an ordinary one
+        return rebuild(tensor, _empty_on_meta)  # a quantized weight: torch would return an ordinary tensor
     return torch.empty_like(tensor, device="meta")
 
 

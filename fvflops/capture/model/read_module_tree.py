@@ -36,7 +36,7 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether a module or one of its submodules is compiled."""
-    paths = [module for _, module in module_paths(model)]  # of compiled ones the modules inside
+    paths = [module for _, module in module_paths(model)]  # compiled ones unwrapped
     children = [child for module in paths for child in module._modules.values() if child is not None]
     modules = (model, *paths, *children)
     return any(
@@ -104,7 +104,7 @@ def _read_module(
     path: str, module: nn.Module, canonical: str, identities: dict[int, int], layer: PackedLayer | None
 ) -> ModuleInfo:
     prefix = path + "." if path else ""
-    tensors = dict((*module._parameters.items(), *module._buffers.items()))  # of TorchScript these are no dicts
+    tensors = dict((*module._parameters.items(), *module._buffers.items()))  # TorchScript's are not dicts
     names = set(module._parameters.keys())
     if layer is not None:
         names = {*layer.weights, *layer.biases, *(name for name in tensors if name.startswith(ADAPTERS))}

@@ -129,7 +129,7 @@ def _instrument(graph: Any, block: Any, self_name: str) -> None:
 
 
 def _read_path(value: Any, self_name: str) -> list[str] | None:
-    """Return the attribute path from the module to a value, None for a value that is no attribute."""
+    """Return the attribute path from the module to a value, None for a value that is not an attribute."""
     names: list[str] = []
     while value.debugName() != self_name:
         node = value.node()

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 # (signature, stack, phase) → number of calls.
 _Calls = Counter[tuple[int, int, str]]
 
-# Of more events that `repeat_events` would copy only call counts are retained: this many take about 100 MB.
+# If `repeat_events` would copy more events, only call counts are kept: this many events take about 100 MB.
 _MAX_REPEATED = 1 << 18
 _NO_TENSORS: tuple[Value, ...] = ()
 
@@ -259,7 +259,7 @@ class Recorder(RecordedStorages):
     @staticmethod
     def _split(events: Sequence[tuple[Any, ...]]) -> tuple[_Calls, _Calls]:
         ops = Counter([event[1:4] for event in events if event[0] == "op"])
-        # A region that raised is no complete call: of a module that a checkpoint stops early, only the ops count.
+        # A region that raised is not a complete call: if a checkpoint stops a module early, only its ops count.
         exits = Counter([event[1:4] for event in events if event[0] == "exit" and not (len(event) > 7 and event[7])])
         return ops, exits
 

@@ -42,8 +42,8 @@ LRU_CACHE_TYPE = type(cache(len))
 class Kind(NamedTuple):
     """How the objects of a type are read and restored.
 
-    `read` returns the objects in one, in a list, or else its state, or None if that cannot be restored. `write`
-    restores what `read` returned; without it the object is immutable.
+    `read` returns an object's contents in a list, or its state, or None if that cannot be restored. `write` restores
+    what `read` returned; without it the object is immutable.
     """
 
     read: Callable[[Any], Any]
@@ -184,7 +184,7 @@ _NUMPY_GENERATOR = Kind(lambda item: item.bit_generator.state, _write_numpy_gene
 _NUMPY_LEGACY_GENERATOR = Kind(lambda item: item.get_state(legacy=False), lambda item, before: item.set_state(before))
 _RANDOM = Kind(random.Random.getstate, random.Random.setstate)
 _TORCH_GENERATOR = Kind(torch.Generator.get_state, torch.Generator.set_state)
-# Random generators of Python and NumPy, and all.
+# Random generators of Python and NumPy, and these with torch's.
 NUMBER_GENERATORS = (_RANDOM, _NUMPY_GENERATOR, _NUMPY_LEGACY_GENERATOR)
 GENERATORS = (*NUMBER_GENERATORS, _TORCH_GENERATOR)
 

@@ -176,7 +176,7 @@ def restore_modes(modes: Sequence[internals.TorchDispatchMode]) -> None:
 
 
 def function_mode_removed(mode: TorchFunctionMode) -> AbstractContextManager[None]:
-    """Return a context at whose end a function mode, which code inside may activate, is removed from the stack."""
+    """Return a context whose end removes a function mode, which code inside may activate, from the stack."""
     return undone(lambda: _set_function_modes([item for item in internals.function_mode_stack() if item is not mode]))
 
 

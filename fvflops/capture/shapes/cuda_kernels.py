@@ -30,7 +30,7 @@ from fvflops.torch_internals import (
 )
 
 _HALF = (torch.float16, torch.bfloat16)
-# Flash attention on these runs no backward pass of wide heads.
+# GPUs on which flash attention has no backward pass for wide heads.
 _SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
 # Before torch 2.11, or with a cuDNN before 9.15.1, which 2.11 replaced, cuDNN is the last choice.
 _TORCH_PREFERS_CUDNN = torch.torch_version.TorchVersion(torch.__version__) >= "2.11"
@@ -345,7 +345,7 @@ _NON_RECURRENT: _Choices = (
     (_patch(F, "softmax"), _softmax),
 )
 _GET_CAPABILITY = _patch(torch.cuda, "get_device_capability")
-# For programs that have imported the function itself.
+# For programs that imported the function by name.
 _CHOICE_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_attention: _scaled_dot_product_attention}
 
 

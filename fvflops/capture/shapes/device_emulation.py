@@ -103,7 +103,7 @@ class MissingDeviceMode(TorchFunctionMode):
 def _chooses_by_device(frame: FrameType) -> bool:
     """Return whether torch's code reads the device of a tensor that may have values, as inputs have, to choose by it.
 
-    flex_attention wants the devices of the query and of the block mask to be equal; a checkpoint enables the autocast
+    flex_attention requires equal devices of the query and the block mask; a checkpoint enables the autocast
     of its inputs' device when it recomputes.
     """
     module, function = frame.f_globals.get("__name__"), frame.f_code.co_name

@@ -155,7 +155,7 @@ class LeafCall:
         self.setting = None if self.context is None else self.context()
 
 
-# Of one kind of settings: the kind and the tensors' metadata of a module → the input's metadata → the call.
+# For one kind of settings: (kind of module, metadata of its tensors) → metadata of the input → call.
 LeafCallCache = dict[tuple[Any, ...], dict[Metadata, LeafCall]]
 
 

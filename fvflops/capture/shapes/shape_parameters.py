@@ -19,7 +19,7 @@ _PLAIN = frozenset({torch.Tensor, nn.Parameter})
 
 
 class ShapeParameters:
-    """Shape tensors for tensors on other devices than the run's: autograd wants gradients on the tensor's device."""
+    """Shape tensors for tensors on other devices than the run's: autograd requires gradients on the tensor's device."""
 
     def __init__(self, mode: ShapeMode) -> None:
         self._mode = mode

@@ -91,7 +91,7 @@ async def _supervise(consumption: Any, count_events: Callable[[], int]) -> bool:
             return False
 
 
-# Seconds that threads are waited for in all, and between two looks at them.
+# Total seconds of waiting for threads, and seconds between two checks.
 _MAX_WAIT, _POLL = 30.0, 0.002
 # Looks at a thread that waits for tasks, after which it is thought to have none.
 _IDLE_LOOKS = 5
@@ -351,7 +351,7 @@ def _have_ended(iterator: Any) -> bool | None:
 
 
 def address_of_array(array: Any) -> int:
-    """Return the address of an array's memory, 0 if it does not tell one, as an image."""
+    """Return the address of an array's memory, 0 if it has none, such as an image."""
     data = getattr(array, "__array_interface__", {}).get("data")
     return int(data[0]) if isinstance(data, tuple) else 0
 

@@ -81,7 +81,7 @@ class UnseenReporter:
 
 
 def is_model_code(frame: FrameType) -> bool:
-    """Return whether a frame is of the model's code, or a library's, not of torch's or this package's."""
+    """Return whether a frame is in the model's or a library's code, not in torch or this package."""
     path = frame.f_code.co_filename
     return path.startswith(ZOO_FOLDER) or not path.startswith((TORCH_FOLDER, PACKAGE_FOLDER))
 

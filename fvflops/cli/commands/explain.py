@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         find_group(parser, "time"),
         """
         --network NAME  links within and among nodes, as in `fvflops plan`; default: the device's usual nodes
-        --efficiency NAME  speed of kernels and launches, as in `fvflops plan`; default: the newest software
+        --efficiency NAME  speed of kernels and launches, as in `fvflops plan`; default: the newest software stack
         --fused CLASS ...  class of modules whose ops run as one kernel for each call; may be repeated
         --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces; default: DDP's
         """,

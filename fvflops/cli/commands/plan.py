@@ -67,11 +67,11 @@ def _add_time(parser: argparse.ArgumentParser) -> None:
             FILE.yaml:NAME; with cpu or cuda, the kernels of that torch device and no time
         --network NAME  links within and among nodes: {", ".join(load_networks())}, or FILE.yaml:NAME; default: the
             entry of networks.yaml that names the device
-        --efficiency NAME  speed of kernels and launches: a software such as "MPT 2023", or FILE.yaml[:NAME]; default:
-            the newest software
+        --efficiency NAME  speed of kernels and launches: a software stack such as "MPT 2023", or FILE.yaml[:NAME];
+            default: the newest software stack
         --fused CLASS ...  class of modules whose ops, other than products, run as one kernel for each call; may be
             repeated
-        --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all
+        --bucket-cap-mb N  MiB of the buckets of gradients that DDP reduces during the last backward pass, 0 for all
             after it; default: DDP's, 1 for the first and 25 for the others
         --tokens N  tokens of the whole training, such as 15e12
         --step-time S  measured seconds of a step, for its MFU

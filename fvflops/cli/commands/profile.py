@@ -164,7 +164,7 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
             raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed writes DeepSpeed's text; omit --format")
-    message = "{} is of tables, and --format html is a page with all views: omit it"
+    message = "{} is for tables, and --format html is a page with all views: omit it"
     refuse(arguments, (arguments.format == "html", ("by", "phase", "depth", "sort", "top"), message))
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "default"))
@@ -245,7 +245,7 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, check
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
         report = profile.call_report(ignore=arguments.ignore, **options)
-        arguments.sort = None  # the table is ranked already, by keys that are no columns
+        arguments.sort = None  # the table is ranked already, by keys that are not columns
     else:
         report = profile.report(by=arguments.by, depth=arguments.depth, device=checked.peaks, **options)
     write_report(report, arguments)

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Report how the cost of a model scales; return the exit code."""
     if arguments.generate is not None:
         check_generation_metric(arguments.metric)
-    kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
+    kind = None if arguments.plot is None else picture.file_type(arguments.plot)
     table = load_table(arguments.table)
     with activity(f"counting {arguments.model} at several sizes"):
         document, costs = (_scale if arguments.generate is None else _generate)(arguments, table)

@@ -82,7 +82,7 @@ def choose_network(text: str | None) -> Network | None:
 
 
 def choose_efficiency(arguments: argparse.Namespace, accelerator: Device) -> Efficiency:
-    """Return the efficiency that `--efficiency` names: a software or FILE.yaml[:NAME]; tf32 by `--dtype`."""
+    """Return the efficiency that `--efficiency` names: a software stack or FILE.yaml[:NAME]; tf32 by `--dtype`."""
     text = arguments.efficiency or ""
     file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)
     found = find_efficiency(accelerator, software=name or None, **({} if file is None else {"file": file}))

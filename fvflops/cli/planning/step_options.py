@@ -31,7 +31,7 @@ from fvflops.plan.added_optimizers import BLOCKWISE_NAMES, MasterWeights, Muon, 
 from fvflops.plan.checkpointing import Checkpoint, find_checkpointed, is_policy
 from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES, CHUNKED, compute_loss_in_chunks, find_head
 from fvflops.plan.memory.offload import OFFLOADS
-from fvflops.plan.parallel_axes import AXES
+from fvflops.plan.parallel_axes import AXES, count_shares
 from fvflops.plan.plan_options import PlanOptions
 from fvflops.plan.sharding.fully_sharded import unsharded_class
 from fvflops.sources.imports import import_library, load_function
@@ -116,7 +116,7 @@ def make_optimizer(arguments: argparse.Namespace, default: str, model: nn.Module
 def check_optimizer(arguments: argparse.Namespace, default: str) -> None:
     """Raise ValueError for an unknown optimizer, and for master weights without one, before a model is loaded."""
     if find_optimizer(arguments.optimizer or default) is None and arguments.master_weights:
-        raise ValueError("--master-weights are of an optimizer: add --optimizer, such as --optimizer AdamW")
+        raise ValueError("--master-weights need an optimizer: add --optimizer, such as --optimizer AdamW")
 
 
 def find_optimizer(name: str) -> Any:
@@ -328,7 +328,7 @@ def _check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) 
     no_effect = f"{{}} has no effect on --mesh {arguments.mesh}: omit it, or "
     for name, axis in AXIS_OF.items() if mesh.keys() <= set(AXES) else ():
         refuse(arguments, (axis not in mesh, [name], f"{no_effect}add the axis {axis}"))
-    are_without = mesh.get("dp", 1) * mesh.get("cp", 1) == 1 or mesh.get("fsdp", 1) > 1
+    are_without = count_shares(mesh, "tokens") == 1 or mesh.get("fsdp", 1) > 1
     of_replicas = [name for name in ("bucket_cap_mb", "optimizer_sharding") if name in arguments.options]
     refuse(arguments, (are_without, of_replicas, f"{no_effect}use the axis dp without fsdp"))
     if arguments.gradient_dtype and not (arguments.optimizer_sharding or arguments.master_weights):

@@ -18,7 +18,7 @@ class Collective(NamedTuple):
     """A collective of `ranks` GPUs with a payload of `nbytes`, as nccl-tests define it: the largest buffer of a GPU.
 
     `kind` is all_to_all or one of a ring: all_reduce, all_gather, reduce_scatter, and others of one pass.
-    `floats` says whether the numbers are of a dtype that a switch can add.
+    `floats` says whether the dtype is one that a switch can add.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class CollectiveFigures:
     seconds, `fenced` with memory fences (Simple).
     `local` is the part of a step that copying a GPU's own share takes, `scattered` the factor of the bandwidth where
     each GPU sends to each. `sharing` is the exponent of the ranks by which a link gets slower: 0 with a switch for all,
-    above 0 where links of PCIe have a root in common. The ranks are of one group, as measured: other groups of the
+    above 0 where links of PCIe have a root in common. One group communicates, as measured: other groups of the
     node that communicate at the same time slow it further, which is not included.
     """
 
@@ -103,14 +103,14 @@ class NodeLink:
     @property
     def bandwidth(self) -> float:
         """The bytes/s that a ring of two GPUs reaches in one direction."""
-        return self.among(2)[0]
+        return self.ring(2)[0]
 
     @property
     def latency(self) -> float:
         """The seconds of one step of a ring."""
         return self.figures.step
 
-    def among(self, ranks: int) -> tuple[float, float]:
+    def ring(self, ranks: int) -> tuple[float, float]:
         """Return the bytes/s of a ring's link among a number of GPUs of the node, and the seconds of its steps."""
         return _speed(self.fabric, ranks, self.figures.sharing) * self.figures.fenced, self.figures.step
 

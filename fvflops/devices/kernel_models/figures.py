@@ -78,10 +78,10 @@ class KernelFigures:
         return by_dtype.get(dtype) or by_dtype.get("bf16") or next(iter(by_dtype.values()))
 
 
-def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigures | None:
+def find_figures(device: Device, *, exclude: Collection[str] = ()) -> KernelFigures | None:
     """Return the figures of a GPU; for a class that it lacks, the mean of the nearest generation or of all GPUs.
 
-    None where the datasheet lacks a needed value. `without` are GPUs whose figures are not used. Means are geometric.
+    None where the datasheet lacks a needed value. `exclude` are GPUs whose figures are not used. Means are geometric.
 
     >>> from fvflops import find_device
     >>> find_figures(find_device("H100 PCIe")).devices["product"], find_figures(find_device("TPU v4"))
@@ -89,7 +89,7 @@ def find_figures(device: Device, *, without: Collection[str] = ()) -> KernelFigu
     """
     if not device.multiprocessors or not device.bandwidth:
         return None
-    entries = {name: item for name, item in load_figures().items() if name not in without}
+    entries = {name: item for name, item in load_figures().items() if name not in exclude}
     by_class: dict[str, Mapping[str, Any]] = {}
     devices: dict[str, str] = {}
     for kind in CLASSES:

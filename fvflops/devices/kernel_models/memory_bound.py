@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# How sharply the cache stops to help as bytes exceed it.
+# How sharply the cache's benefit falls as bytes exceed it.
 _SHARPNESS = 8
 
 
@@ -12,8 +12,8 @@ _SHARPNESS = 8
 class MemoryFigures:
     """Parameters of the time of a memory-bound kernel besides the GPU's bandwidth.
 
-    `start` is the shortest time in seconds, `bandwidth` the fraction of the memory bandwidth, `cached` the factor of it
-    for bytes that the kernel before left in the cache, `cache` the most bytes of a kernel of which that holds.
+    `start` is the shortest time in seconds, `bandwidth` the fraction of the memory bandwidth, `cached` its factor
+    for bytes that the previous kernel left in the cache, `cache` the most bytes for which that applies.
     """
 
     start: float

@@ -14,7 +14,7 @@ from fvflops.devices.kernel_models.products import Processor, Product, ProductFi
 
 # Bytes of an activation between kernels.
 _ACTIVATION = 2.0
-# Numbers of rows that are told apart of experts that tokens choose at random.
+# Distinct numbers of rows of experts that tokens choose at random.
 _DRAWN = 16
 _GROUPS = 5
 
@@ -41,11 +41,11 @@ class Mixture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureFigures(ProductFigures):
-    """Parameters of a mixture's time: figures as of products, of which `start` is the time of all short kernels.
+    """Parameters of a mixture's time: figures as for products; `start` is the time of all short kernels.
 
-    `moves` is how often the experts' inputs, inner activations and outputs are moved besides by the products: to sort
-    tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is the same of
-    other ranks' experts, by kernels that have rows for them too.
+    `moves` is how often the experts' inputs, inner activations and outputs are moved by kernels other than products: to
+    sort tokens by expert, for the activation function, and to add the experts' outputs. `elsewhere` is the same for
+    the experts of other ranks, for which those kernels have rows too.
     """
 
     moves: float

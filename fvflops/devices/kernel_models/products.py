@@ -29,8 +29,8 @@ class Product(NamedTuple):
 
     `alignment` is the largest power of two, up to 16 bytes, of which the rows of all matrices are multiples in memory.
     `column_bytes` are the second operand's where it is stored in another dtype, such as weights in int4. `moved` are
-    the bytes from and to memory where the operands are not stored as such, as of a convolution. `is_grouped` are
-    products of unequal rows in one kernel, such as of experts; `rows` are their mean. `is_repeated` says whether the
+    the bytes from and to memory where the operands are not stored as such, as for a convolution. `is_grouped` are
+    products of unequal rows in one kernel, such as experts; `rows` are their mean. `is_repeated` says whether the
     same second operand was used just before, as in benchmarks, and is in the GPU's cache if it fits.
     """
 
@@ -72,7 +72,7 @@ class ProductFigures:
     fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is 1
     where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
     norm of computing and moving: 1 is one after the other, infinity the longer of both. `cache` is the most bytes of a
-    repeated second operand that stay in the GPU's cache, `held` of a result, which are not yet in memory then.
+    repeated second operand that stay in the GPU's cache, `result_cache` of a result, which are not yet in memory then.
     """
 
     large: float
@@ -86,7 +86,7 @@ class ProductFigures:
     whole_waves: float
     overlap: float
     cache: float = 1.0
-    held: float = 1.0
+    result_cache: float = 1.0
 
 
 def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -> float:
@@ -111,7 +111,7 @@ def group_seconds(
 ) -> float:
     """Return the seconds of products in one kernel besides its start, with the fastest tiles and split.
 
-    `counts` are pairs of rows and how many products have them, all else is as of `each`. `missed` is the part of the
+    `counts` are pairs (rows, number of products with them); all else is as in `each`. `missed` is the part of the
     second operands that is not in the cache.
     """
     _, columns, inner, _, row_bytes, result_bytes, alignment, column_bytes, moved, *_ = each
@@ -123,7 +123,7 @@ def group_seconds(
     bandwidth = gpu.bandwidth * figures.bandwidth
     operands = inner * (rows * row_bytes + matrices * columns * column_bytes * missed)
     written = result * result_bytes
-    moving = (moved or operands + written * missed_part(written, figures.held)) / bandwidth
+    moving = (moved or operands + written * missed_part(written, figures.result_cache)) / bandwidth
     best = float("inf")
     for height, width, step in _tile_steps(gpu, figures, row_bytes, column_bytes, alignment):
         tiles = rows_of_tiles[height] * ceil(columns / width)

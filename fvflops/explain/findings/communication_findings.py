@@ -15,8 +15,8 @@ from fvflops.units import format_percent, format_quantity
 # Collective, as a part of the recorded name → its code, its name, and how to hide it.
 _COLLECTIVES = {
     "allgather": ("exposed_all_gather", "all_gather", "prefetch the next module's parameters (FSDP: forward_prefetch)"),
-    "reducescatter": ("exposed_reduce_scatter", "reduce_scatter", "reduce gradients beside the backward pass"),
-    "allreduce": ("exposed_all_reduce", "all_reduce", "reduce in buckets beside the backward pass, as DDP does"),
+    "reducescatter": ("exposed_reduce_scatter", "reduce_scatter", "reduce gradients during the backward pass"),
+    "allreduce": ("exposed_all_reduce", "all_reduce", "reduce in buckets during the backward pass, as DDP does"),
     "alltoall": (
         "exposed_all_to_all",
         "all_to_all",

@@ -15,7 +15,7 @@ from fvflops.explain.findings.planned_step import (
     ComparedModules,
     ComparedRow,
     PlannedStep,
-    find_rest,
+    find_unexplained,
     find_unplanned,
 )
 from fvflops.explain.findings.product_findings import find_products
@@ -32,7 +32,7 @@ _FINDERS = (find_idle, find_communication, find_products, find_memory)
 def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> list[Finding]:
     """Return the losses of a step, the largest first, without losses under 2 % of it.
 
-    With a plan, of `expect_step`, expected time is no loss, and unplanned work is one.
+    With a plan, of `expect_step`, expected time is not a loss, and unplanned work is one.
 
     >>> import os, tempfile, torch
     >>> from fvflops import explain_trace
@@ -52,7 +52,7 @@ def find_losses(trace: ExplainedTrace, planned: PlannedStep | None = None) -> li
     total = evidence.seconds(evidence.total_ns)
     found = [finding for finding in found if finding.seconds >= LEAST * total]
     if planned is not None:
-        rest = find_rest(evidence, planned, found)
+        rest = find_unexplained(evidence, planned, found)
         found += [finding for finding in rest if finding.seconds >= _LEAST_OF_REST * total]
     return sorted(found, key=lambda finding: -finding.seconds)
 
@@ -73,7 +73,7 @@ _ROWS = 20  # of modules
 _NONE = "none over 2 % of the step"
 
 
-def losses_parts(
+def report_parts(
     found: Sequence[Finding], compared: Sequence[ComparedRow], modules: ComparedModules | None, step: float
 ) -> list[Part]:
     """Return the findings of a step that took `step` seconds, and with a plan the comparisons and their picture."""
@@ -85,7 +85,7 @@ def losses_parts(
     if found:
         parts.append(_tabulate(found, step))
     if compared:
-        parts += [_tabulate_compared("compared", "what", compared, "Expected by the plan, and measured")]
+        parts += [_tabulate_compared("compared", "part", compared, "Expected by the plan, and measured")]
     if modules is not None and modules.matched:
         matched = f"{modules.matched:,} of {modules.traced:,} matched"
         title = f"Modules: {matched} with the plan's by the order of their calls"
@@ -100,8 +100,8 @@ def encode_losses(
 ) -> Mapping[str, Any]:
     """Return findings and the comparisons for JSON, in seconds."""
     rows, of_modules = (
-        [record_data(row, "what", "phase", "expected", "measured", "lost") for row in part]
-        for part in (compared, () if modules is None else modules.rows)
+        [record_data(row, "part", "phase", "expected", "measured", "lost") for row in compared_rows]
+        for compared_rows in (compared, () if modules is None else modules.rows)
     )
     return {"findings": [asdict(row) for row in found], "compared": rows, "compared_modules": of_modules}
 
@@ -119,28 +119,28 @@ def _tabulate(found: Sequence[Finding], step: float) -> Table:
     return Table("losses", columns, rows, "Findings", noun="finding")
 
 
-def _tabulate_compared(name: str, what: str, compared: Sequence[ComparedRow], title: str) -> Table:
+def _tabulate_compared(name: str, heading: str, compared: Sequence[ComparedRow], title: str) -> Table:
     columns = (
-        text_column("what", what, shorten_last=True),
+        text_column("part", heading, shorten_last=True),
         text_column("phase"),
         *(number_column(key, form=format_seconds) for key in ("expected", "measured", "lost")),
     )
-    rows: list[list[Value]] = [[row.what, row.phase, row.expected, row.measured, row.lost] for row in compared]
+    rows: list[list[Value]] = [[row.part, row.phase, row.expected, row.measured, row.lost] for row in compared]
     sums = [sum(getattr(row, key) for row in compared) for key in ("expected", "measured", "lost")]
-    total: list[Value] = ["step" if what == "what" else "kernels", "", *sums]
+    total: list[Value] = ["step" if heading == "part" else "kernels", "", *sums]
     return Table(name, columns, rows, title, total=total, noun="row")
 
 
 def _draw(compared: Sequence[ComparedRow]) -> Gantt:
     """Return the expected step above the measured one, by class of work, phases in their order."""
     order = {"forward": 0, "recompute": 1, "backward": 2, "optimizer": 3}
-    rows = sorted(compared, key=lambda row: (order.get(row.phase, 4), row.what))
+    rows = sorted(compared, key=lambda row: (order.get(row.phase, 4), row.part))
     lanes: dict[str, list[Slice]] = {}
     for lane in ("expected", "measured"):
         end, lanes[lane] = 0.0, []
         for row in (row for row in rows if getattr(row, lane)):
             start, end = end, end + getattr(row, lane)
-            note = f"{row.what} {row.phase}: {format_seconds(getattr(row, lane))}"
-            lanes[lane].append(Slice(row.what, start, end, row.phase, note))
-    kinds = {row.what: row.what for row in rows}
+            note = f"{row.part} {row.phase}: {format_seconds(getattr(row, lane))}"
+            lanes[lane].append(Slice(row.part, start, end, row.phase, note))
+    kinds = {row.part: row.part for row in rows}
     return Gantt("steps_beside", lanes, kinds, "The expected step and the measured one, by phase", "shorter")

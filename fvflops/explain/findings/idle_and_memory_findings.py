@@ -36,7 +36,7 @@ _REASONS = {
         "read values less often, such as the loss every 100 steps; avoid ops whose sizes depend on data",
     ),
     "compilation": (
-        "the GPU waits while torch.compile compiles anew",
+        "the GPU waits while torch.compile recompiles",
         "find what changes between steps with TORCH_LOGS=recompiles; pad inputs or mark sizes as dynamic",
     ),
     "garbage_collection": (
@@ -66,7 +66,7 @@ _REASONS = {
         "copies from host memory that is not pinned",
         "use pin_memory=True in the DataLoader, and .to(device, non_blocking=True)",
     ),
-    "host_copies": ("copies between host and GPU", "keep the data on the GPU, or copy it beside compute"),
+    "host_copies": ("copies between host and GPU", "keep the data on the GPU, or overlap copies with compute"),
     "layout_conversions": ("conversions between NCHW and NHWC", "call model.to(memory_format=torch.channels_last)"),
     "zeroing": ("filling of tensors with constants", "call zero_grad(set_to_none=True), and allocate with empty"),
     "indexing": (

@@ -28,9 +28,9 @@ _ROWS = {**KINDS, "memory": "memory-bound kernels"}
 @dataclass(frozen=True, slots=True, repr=False)
 @shown_by_fields
 class ComparedRow:
-    """Seconds of a step, expected and measured; `what` is a class of work, or of time in which none runs."""
+    """Seconds of a step, expected and measured; `part` is a class of work, a cause of idle time, or a module."""
 
-    what: str
+    part: str
     phase: str
     expected: float
     measured: float
@@ -45,8 +45,8 @@ class ComparedRow:
 class PlannedStep:
     """The expected seconds of a rank's step by (class, phase) of kernels, and by (module, phase).
 
-    `parts` is code of a finding → its seconds in the plan, "exposed" for all collectives; `macs` are of products.
-    `classes` are the modules of each class in the order of their first calls.
+    `parts` is code of a finding → its seconds in the plan, "exposed" for all collectives; `macs` are the multiply-adds
+    of products. `classes` are the modules of each class in the order of their first calls.
     """
 
     seconds: float
@@ -256,7 +256,7 @@ def find_unplanned(evidence: Evidence, planned: PlannedStep) -> Findings:
         yield evidence.finding("more_work", text, more_ns, products, advice)
 
 
-def find_rest(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]) -> Findings:
+def find_unexplained(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]) -> Findings:
     """Yield a finding of the kernels' time over the plan that no other finding explains."""
     measured = measure_kernels(evidence)
     over = sum(measured.values()) - sum(planned.kernels.values())
@@ -273,7 +273,7 @@ def find_rest(evidence: Evidence, planned: PlannedStep, found: Sequence[Finding]
         yield Finding("slower_than_planned", text, left, evidence_rows, advice, planned.error)
 
 
-# Findings whose seconds are of kernels.
+# Findings about kernel time.
 _OF_KERNELS = frozenset(
     (
         *("unfused_attention", "float64_products", "float32_without_tf32", "float32_products", "product_loop"),

@@ -176,7 +176,7 @@ def _peak_of(evidence: Evidence, dtype: str) -> float:
 
 
 def _product_of(row: WorkRow) -> tuple[int, int, int] | None:
-    """Return rows, columns and inner size of a product with one weight, None of others."""
+    """Return rows, columns and inner size of a product with one weight, None for others."""
     shapes = [shape for shape in shapes_of(row) if len(shape) >= 2]
     if row.op not in ("aten::mm", "aten::addmm", "aten::linear", "aten::matmul") or len(shapes) < 2 or not row.calls:
         return None
@@ -196,7 +196,7 @@ def _alone(evidence: Evidence, dtype: str, sizes: tuple[int, int, int]) -> float
 
 
 def _judge_alignment(evidence: Evidence, rows: Sequence[WorkRow]) -> Findings:
-    """Yield a finding for each length that is no multiple of 64 and slows its products."""
+    """Yield a finding for each length that is not a multiple of 64 and slows its products."""
     groups: dict[int, float] = defaultdict(float)
     shown: Group = defaultdict(list)
     typical = evidence.typical()

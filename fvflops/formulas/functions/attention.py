@@ -143,7 +143,7 @@ def count_encoder_layer(call: Call) -> Cost:
 def band_size(queries: int, keys: int, left: int | None = None, right: int | None = None, shift: int = 0) -> int:
     """Return the pairs of a band mask: query i attends to keys i + shift - left to i + shift + right, both inclusive.
 
-    None is no limit. A causal mask has `right` 0, and `shift` 0 (upper left) or keys - queries (lower right).
+    None means no limit. A causal mask has `right` 0, and `shift` 0 (upper left) or keys - queries (lower right).
 
     >>> band_size(3, 5, right=0), band_size(3, 5, right=0, shift=2), band_size(3, 5, left=1, right=0)
     (6, 12, 5)

@@ -173,7 +173,7 @@ def _optimal_flops(equation: Equation) -> int:
     limit = max(math.prod(sizes[index] for index in term) for term in (*equation.operands, equation.output))
     if len(terms) > _MAX_OPERANDS:
         raise ValueError(f"numpy's path of an einsum of {len(terms)} operands is not computed: at most {_MAX_OPERANDS}")
-    # Of the paths to equal operands the cheapest goes on: the same steps follow all of them.
+    # Keep the cheapest of the paths to equal operands: the same steps follow all of them.
     paths: dict[object, tuple[int, list[frozenset[Index]]]] = {None: (0, terms)}
     for _ in terms[1:]:
         longer: dict[object, tuple[int, list[frozenset[Index]]]] = {}

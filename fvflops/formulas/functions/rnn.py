@@ -105,7 +105,7 @@ class Cell:
 
     `gates` is the number of rows of its weight matrices, each with two biases or none; `sums` the number of these that
     add the contributions of the input and the hidden state. `sigmoids` and `tanhs` are calls of these functions,
-    `other_ops` all other operations; names with `_backward` are of the backward pass.
+    `other_ops` all other operations; names with `_backward` are for the backward pass.
     """
 
     gates: int

@@ -74,7 +74,7 @@ class Call:
         return operands_of(self.schema)
 
     def tensor(self, name: str) -> TensorSpec:
-        """Return a tensor argument; an unknown name, or a value that is no tensor, raises ValueError."""
+        """Return a tensor argument; an unknown name, or a value that is not a tensor, raises ValueError."""
         if name not in self.arguments:
             raise ValueError(f"{self.op} has no argument {name!r}: it has {', '.join(self.arguments) or 'none'}")
         value = self.arguments[name]

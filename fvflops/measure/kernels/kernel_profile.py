@@ -65,7 +65,7 @@ class KernelProfile:
     of one step. With a schedule that has a step before its first active one, that step is recorded (for compiled code
     the first step, which then runs eagerly); otherwise pass `count` a function that runs one step. `chrome_trace` is a
     file to which the last cycle is exported at the end; an unwritable path raises OSError first. As with
-    torch.profiler, results are of the last cycle; a run that raises keeps its completed steps.
+    torch.profiler, results are for the last cycle; a run that raises keeps its completed steps.
 
     >>> from fvflops import schedule
     >>> model = nn.Linear(3, 2)

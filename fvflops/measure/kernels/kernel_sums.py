@@ -208,8 +208,8 @@ class KernelAverages(list[KernelRow]):
         """Return the first `row_limit` rows as text, with `sort_by` the largest first; -1 shows all.
 
         `sort_by` is one of torch.profiler's columns, "macs", "flops", "self_macs", "self_flops" or "flops_per_second";
-        another raises ValueError. `header` replaces the profile's own summary above the table. Percentages are of the
-        time of all rows, and "--" is an unknown value.
+        another raises ValueError. `header` replaces the profile's own summary above the table. Percentages are shares
+        of the time of all rows; "--" is an unknown value.
         """
         header = self._header if header is None else header
         ranked = list(self) if sort_by is None else sorted(self, key=_sort_key(sort_by), reverse=True)

@@ -16,7 +16,7 @@ from fvflops.text import short_repr
 from fvflops.trace import Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 
-_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are no ops of their own, such as AccumulateGrad
+_WRAPPERS = ("torch::autograd::", "torch.")  # names of events that are not ops of their own, such as AccumulateGrad
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,7 +85,7 @@ def match_kernels(
 ) -> KernelMatch:
     """Return a run with the modules, phases and work of its events.
 
-    The Trace is of one step; each step of the run is matched with it. In each module call, ops are matched in order
+    The Trace has one step; each step of the run is matched with it. In each module call, ops are matched in order
     with the outermost op events of their names, which get their work; kernels are not matched. The work of ops without
     an event, as in fused kernels, is attributed to the call of their module.
 
@@ -262,7 +262,7 @@ class _StepMatcher:
         return event_index
 
     def _list_outermost(self, event_indexes: Iterable[int], is_wanted: Callable[[int], bool | None]) -> Iterator[int]:
-        """Yield the outermost wanted events among some and the events in them; None leaves out an event with these."""
+        """Yield the outermost wanted events among some and the events in them; None excludes an event with these."""
         pending = list(event_indexes)[::-1]
         while pending:  # Python functions may be nested deeper than Python's stack
             event_index = pending.pop()
@@ -331,7 +331,7 @@ class _StepMatcher:
     def _around_matched(self) -> set[int]:
         """Return the events around matched ops, up to a call of compiled code.
 
-        An op without FLOPs, such as a view, says nothing of a custom op or of an op with a formula around it.
+        An op without FLOPs, such as a view, does not identify an enclosing custom op or op with a formula.
         """
         around: set[int] = set()
         for event_index in self._ops:

@@ -32,8 +32,8 @@ class TraceStream:
     """The events of a chrome trace, a .json or .json.gz file or URI, in the order of the file.
 
     `header` has the other values of the file, such as "deviceProperties", once all events are read. A file may also be
-    the list of events alone. One that is no trace, is cut off, or has more characters or items, which are objects and
-    lists, than it may, raises TraceError.
+    the list of events alone. One that is not a trace, is truncated, or has more characters or items (objects and lists)
+    than it may, raises TraceError.
     """
 
     def __init__(self, path: str, *, max_characters: float = math.inf, max_items: float = math.inf) -> None:
@@ -95,7 +95,7 @@ class TraceStream:
 
     def _value(self) -> Any:
         if not self._peek():
-            raise self._error("it is cut off")
+            raise self._error("it is truncated")
         while True:
             try:
                 value, end = _scan(self._text, self._position)
@@ -112,7 +112,7 @@ class TraceStream:
             if len(self._text) - self._position > _LONGEST:
                 raise self._error(reason)
             if not self._read_more():
-                raise self._error(f"it is cut off, or no JSON: {reason}")
+                raise self._error(f"it is truncated, or not JSON: {reason}")
 
     def _read_more(self) -> bool:
         block = next(self._blocks, "")

@@ -14,7 +14,7 @@ from fvflops.devices.devices import Device, find_device
 
 
 class Clock:
-    """The wall clock, or events on the current stream of the CUDA device that has the first parameter of the models."""
+    """The wall clock, or events on the current stream of the CUDA device of the models' first parameter."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._device = _device_of(models)
@@ -48,9 +48,9 @@ class Clock:
             return ""
         name = self.device_name() or "the CPU"
         known, given = _known_name(name), _known_name(peaks.name)
-        # A GPU that is not listed may have a similar one's peaks.
+        # For an unlisted GPU a user may pass a similar one's peaks.
         is_other = not self._is_cuda or (known and given and known != given)
-        return f"the peaks are of {peaks.name}, but the parameters are on {name}" if is_other else ""
+        return f"the peaks are for {peaks.name}, but the parameters are on {name}" if is_other else ""
 
 
 def _known_name(name: str) -> str:

@@ -92,9 +92,9 @@ class StepMeter:
     loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its work. A model's work may
     depend on its inputs, modes and trainable parameters; after adding adapters, make another meter.
 
-    `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
+    `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as for `fvflops.mfu`,
     by default the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul` are as in
-    `mfu`. Each process meters its own work: figures are of one device. On CUDA times are read from events on the
+    `mfu`. Each process meters its own work: figures are per device. On CUDA times are read from events on the
     current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
     nothing raises: an unknown figure is NaN, with one warning that says why; with `strict` it raises UtilisationError.
     `live` shows the last step of rank 0 in one line of the terminal, on standard error or a stream; nothing if it is

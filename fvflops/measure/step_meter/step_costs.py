@@ -126,8 +126,8 @@ class _Fit(NamedTuple):
             parts.append(exact.numerator if exact.denominator == 1 else float(exact))
         return StepCost(*parts)
 
-    def gives(self, size: int, cost: StepCost) -> bool:
-        """Return whether a cost matches the fit: FLOPs exactly, seconds but for rounding."""
+    def matches(self, size: int, cost: StepCost) -> bool:
+        """Return whether a cost matches the fit: FLOPs exactly, seconds up to rounding."""
         return all(
             (isnan(a) and isnan(b)) or a == b or (isinstance(b, float) and isclose(a, b, rel_tol=1e-9))
             for a, b in zip(self.at(size), cost, strict=True)
@@ -141,11 +141,11 @@ def _find_fit(costs: Mapping[int, StepCost]) -> _Fit | None:
     sizes = sorted(costs)
     nodes = tuple((size, costs[size]) for size in (sizes[0], sizes[len(sizes) // 2], sizes[-1]))
     fit = _Fit(sizes[0], sizes[-1], nodes)
-    return fit if all(fit.gives(size, cost) for size, cost in costs.items()) else None
+    return fit if all(fit.matches(size, cost) for size, cost in costs.items()) else None
 
 
 _LOGGER = logging.getLogger("fvflops")
-# Distinct steps that are recorded because they cannot be counted by shapes.
+# Distinct steps that are recorded because shape execution cannot count them.
 _MOST_RECORDED = 20
 # Calls that are counted right after their step; later ones wait until counting takes this share of the loop's time.
 _FIRST_COUNTS = 6
@@ -264,7 +264,7 @@ class StepCosts:
         except Exception as error:  # whatever it is, it must not stop the training
             self._failed.add(number)
             name = type(call.model).__name__
-            _LOGGER.info("%s cannot be counted by shapes, so that a step is recorded: %s", name, error)
+            _LOGGER.info("%s cannot be counted in shape execution, so a step is recorded: %s", name, error)
         self.version += 1
         self._last = time.perf_counter() - start
         if len(self._counted) + len(self._failed) > _FIRST_COUNTS:
@@ -316,7 +316,7 @@ class StepCosts:
         if self._is_recorded(work):
             cost = self._recorded.get(work.recorded, UNKNOWN_COST)
         elif not work.calls:
-            reason = "no call of the models was seen in a step, as where a compiled function calls them"
+            reason = "no call of the models was seen in a step, such as where a compiled function calls them"
             self._warn("model_flops", f"{reason}: use meter.step(batch), or pass the modules that the loop calls")
             cost = UNKNOWN_COST
         else:

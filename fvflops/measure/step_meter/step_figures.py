@@ -38,7 +38,7 @@ class MeterOptions(TypedDict, total=False):
 class StepCost(NamedTuple):
     """Cost of some work on one device; a multiply-add is 2 FLOPs.
 
-    The model FLOPs are of forward and backward passes, without recomputation and optimizers; the hardware FLOPs are all
+    The model FLOPs include forward and backward passes, not recomputation and optimizers; the hardware FLOPs are all
     executed ones. The seconds are the least times for them at the device's peaks. NaN is unknown.
     """
 
@@ -76,7 +76,7 @@ UNKNOWN_COST = StepCost(*[math.nan] * 5)
 class StepFigures:
     """Figures of one step; NaN is unknown.
 
-    `step` is its number, from 1, and `seconds` its duration. All are of one device, unless `devices` says that amounts
+    `step` is its number, from 1, and `seconds` its duration. All are per device, unless `devices` says that amounts
     are the sums over several. `macs` and `model_flops` (a multiply-add is 2 FLOPs) are the forward and backward passes
     of the models, without recomputation and optimizers, `hardware_flops` all executed FLOPs. `tflops_per_device` is
     model_flops / devices / seconds / 10^12. `mfu` and `hfu` are shares of the device's peak, 0 to 1. `memory_peak` is

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from fvflops import paths
-from fvflops.plan.memory.step_settings import Verdict, lead
+from fvflops.plan.memory.step_settings import Verdict, introduction
 from fvflops.plan.memory.storage_lifetimes import KINDS, MemoryMoment, MemoryTimeline, read_memory
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import (
@@ -138,7 +138,7 @@ class MemoryPrediction(MemoryTimeline, Displayed):
         return self.to_markdown()
 
 
-def printed(timeline: MemoryTimeline, settings: Mapping[str, Any]) -> MemoryPrediction:
+def as_prediction(timeline: MemoryTimeline, settings: Mapping[str, Any]) -> MemoryPrediction:
     """Return a timeline with other settings, as a MemoryPrediction, which prints its report."""
     values = {item.name: getattr(timeline, item.name) for item in fields(timeline) if item.init}
     return MemoryPrediction(**{**values, "settings": settings})
@@ -162,7 +162,7 @@ def memory_report(
     """
     moment = timeline.at_peak()
     verdict = verdict or Verdict(timeline.peak)
-    texts, about = lead(verdict, timeline.settings, command)
+    texts, about = introduction(verdict, timeline.settings, command)
     parts: list[Part] = [*texts, _describe_peak(timeline, moment)]
     chart = memory_chart(timeline)
     parts += [chart] if any(chart.totals()) else []
@@ -268,7 +268,7 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
     hidden = len(filled) - len(shown)
     notes = [f"{format_quantity(hidden, 'more module')} below depth {depth}."] if hidden else []
     if "" in itself:
-        notes.append("(itself) of the model: of no submodule, as inputs, the loss and the optimizer's temporaries.")
+        notes.append("(itself) of the model: in no submodule, as inputs, the loss and the optimizer's temporaries.")
     title = "Bytes of modules at the peak, with their submodules"
     return Table("modules", columns, rows, title=title, notes=notes, noun="module")
 

@@ -22,7 +22,7 @@ from fvflops.capture.run import CostEstimate, choose_device, recording_lock, sus
 from fvflops.capture.session import Session
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.garbage_collector import gc_paused
-from fvflops.plan.memory.memory_report import MemoryPrediction, printed
+from fvflops.plan.memory.memory_report import MemoryPrediction, as_prediction
 from fvflops.plan.memory.offload import offloaded
 from fvflops.plan.memory.step_settings import (
     describe_checkpointed,
@@ -59,11 +59,10 @@ def predict_memory(
     `granularity` bytes: by default 512 on CUDA, as torch.cuda.max_memory_allocated counts, and 1 elsewhere. Not
     included: up to 1 MiB that CUDA's allocator may leave unsplit of each block over 1 MiB, and cuBLAS' workspace.
 
-    A training step is one of many: the optimizer's state exists from its start; with `first_step` the optimizer creates
-    it. As in trainers, gradients are freed between steps (`zero_grad()`), and the model's result when its loss is
-    computed: a loop that keeps it in a variable has it until the next forward pass ends, which a recording shows.
-    `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an unknown workspace are in
-    `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not channels_last.
+    The optimizer's state exists before the step; with `first_step` the optimizer creates it. As in trainers, gradients
+    are freed between steps (`zero_grad()`), and the model's result when its loss is computed: a loop that keeps it has
+    it until the next forward pass ends, as a recording shows. `workspaces` adds kernels' workspaces, where a rule
+    computes them; ops with an unknown workspace are in `unseen`. Convolutions on the CPU are assumed contiguous.
 
     `offload` names the parts on the host, of OFFLOADS in offload.py: the "optimizer", its "gradients", "activations".
 
@@ -88,7 +87,7 @@ def predict_memory(
     if isinstance(source, ModelAnalysis) and timeline.trace.info.random and model_run(source) is not None:
         timeline = _largest(source, timeline, read)
     settings = _settings_of(source, timeline.trace, first_step)
-    return printed(timeline, settings | ({"offload": list(offload)} if offload else {}))
+    return as_prediction(timeline, settings | ({"offload": list(offload)} if offload else {}))
 
 
 def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def _largest(analysis: ModelAnalysis, drawn: MemoryTimeline, read: Callable[[Tra
         with extreme_draws(high=high):
             try:
                 runs[name] = read(_record(analysis))
-            except Exception as error:  # such as of a loss that no layer takes part in
+            except Exception as error:  # such as for a loss that no layer contributes to
                 if is_interrupt(error):
                     raise
                 failed.append(f"{name} (fails: {describe_error(error)})")

@@ -35,17 +35,17 @@ class ActionMemory(NamedTuple):
 
 @dataclass(slots=True)
 class _PassMemory:
-    """Blocks that a pass allocates and frees, keeps, or frees, with numbers of `_Likeness`; events count from 0."""
+    """Blocks of a pass: `temporary`, `kept` after it, `freed` by it, with numbers of `_Likeness`; events from 0."""
 
     events: Sequence[Event]
-    within: list[Block] = field(default_factory=list)
+    temporary: list[Block] = field(default_factory=list)
     kept: list[tuple[Block, int]] = field(default_factory=list)
     freed: list[tuple[int, Block, int]] = field(default_factory=list)
 
     def measure(self) -> tuple[int, int]:
-        """Return the highest and the last value of the bytes that a pass has allocated more than there were before."""
+        """Return the peak and the final change of the allocated bytes during a pass."""
         changes = [0] * (len(self.events) + 1)
-        for block in self.within:
+        for block in self.temporary:
             changes[block.begin] += block.nbytes
             changes[block.end or 0] -= block.nbytes
         for block, _ in self.kept:
@@ -99,10 +99,10 @@ class _Walk:
             self.events += item.events
             self._ended += [
                 Block(storage, nbytes, kind, module, op, start + begin, start + end)
-                for storage, nbytes, kind, module, op, begin, end in item.within
+                for storage, nbytes, kind, module, op, begin, end in item.temporary
                 if end is not None
             ]
-        # Before `kept`: a pass frees its own blocks only as `within`.
+        # Before `kept`: a pass frees its own blocks only as `temporary`.
         freed = [(start + at * shown, self._take(block, number)) for at, block, number in item.freed]
         self._ended += [Block(*block[:-1], at) for at, block in freed if block is not None and block.begin < at]
         for block, number in item.kept:
@@ -150,7 +150,7 @@ def _read_passes(
         created, ended = find(block.begin), find(block.end)
         if created is not None and block.end is not None and block.end <= created[0] + len(created[1].events):
             begin, item = created
-            item.within.append(block._replace(begin=block.begin - begin, end=block.end - begin))
+            item.temporary.append(block._replace(begin=block.begin - begin, end=block.end - begin))
             continue
         if block.begin != _BEFORE:
             block = block._replace(kind=_kind_of_kept(block.kind, events[block.begin].phase))

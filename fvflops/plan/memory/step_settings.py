@@ -82,7 +82,7 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
     return f"Assumes: {'; '.join(f'{name_of(key)}: {show(value)}' for key, value in settings.items())}."
 
 
-def lead(verdict: Verdict, settings: Mapping[str, Any], command: str = "") -> tuple[list[str], dict[str, Any]]:
+def introduction(verdict: Verdict, settings: Mapping[str, Any], command: str = "") -> tuple[list[str], dict[str, Any]]:
     """Return the first paragraphs of a report, its verdict and settings, and these as data with its command line."""
     settings = dict(settings)
     if verdict.memory is not None:  # it is compared with the memory that the allocator reserves

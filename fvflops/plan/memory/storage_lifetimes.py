@@ -17,7 +17,7 @@ from fvflops.units import format_bytes
 
 # Kinds of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
 # op runs. Communication buffers are parameters that FSDP2 has gathered, and other tensors that collectives read or
-# write and that are no activations or gradients. A temporary is created by an op and is none of the others.
+# write and that are not activations or gradients. A temporary is created by an op and is none of the others.
 KINDS = (
     "parameter",
     "buffer",
@@ -63,7 +63,7 @@ class Block(NamedTuple):
 class MemoryMoment(NamedTuple):
     """The memory allocated at one event of a run, in bytes.
 
-    `op` is the op, or the event's kind ("enter", "exit", "free") if it is no op call, or "" before the run; `module`
+    `op` is the op, or the kind of another event ("enter", "exit", "free"), or "" before the run; `module`
     and `phase` are where it happened. `by_kind` has only the kinds present; `by_module` sums over each module with its
     submodules, "" being the model.
     """
@@ -251,7 +251,7 @@ class _Lifetimes:
         trains = any(event.kind == "op" and event.phase != "forward" for event in self._events)
         if first_step or not trains:
             return blocks
-        # A step in real execution that creates no optimizer state is no first step.
+        # A step in real execution that creates no optimizer state is not a first step.
         is_first = self._trace.info.execution == "shapes" or any(
             block.kind == "optimizer state" and block.begin != _BEFORE for block in blocks
         )
@@ -318,7 +318,7 @@ class _Lifetimes:
         return kind if end is None or end > following else "temporary"
 
     def _next_op(self, matches: Callable[[str], bool]) -> list[int]:
-        """Return for each event the next op after it whose phase matches, or the end of the run."""
+        """Return the next op after each event whose phase matches, or the end of the run."""
         next_ops, following = [self._run_end] * len(self._events), self._run_end
         for index in range(len(self._events) - 1, -1, -1):
             next_ops[index] = following

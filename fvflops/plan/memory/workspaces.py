@@ -103,7 +103,7 @@ WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
 }
 
 # Composite op → the devices that have a kernel for it, without temporaries: there its decomposition is not used.
-# Source: torch's native_functions.yaml, as of every release that a test of this table runs in.
+# Source: torch's native_functions.yaml, the same in every release that this table is tested with.
 OWN_KERNELS: Mapping[str, tuple[str, ...]] = {
     "aten::_fused_rms_norm": ("cuda",),
     "aten::mish_backward": ("cpu", "cuda"),

@@ -146,7 +146,7 @@ class Space:
                 raise PlanError(f"no choice {name!r}{suggest(name, CHOICES)}: a search chooses {', '.join(CHOICES)}")
             known = {"optimizer-sharding": _OPTIMIZER_SHARDINGS}.get(name, values)
             if unknown := [value for value in values if value not in known]:
-                raise PlanError(f"{name} must be of {', '.join(known)}; got {unknown[0]!r}")
+                raise PlanError(f"{name} must be among {', '.join(known)}; got {unknown[0]!r}")
             if not values or (name in _NUMBERS and any(not isinstance(item, int) or item < 1 for item in values)):
                 raise PlanError(f"{name} must be some numbers of at least 1; got {list(values)}")
         for name in self.choices.get("schedule", ()):
@@ -219,11 +219,11 @@ def _powers_of_two(limit: int) -> list[int]:
 class LayoutResult:
     """A layout and its figures.
 
-    `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its fullest rank. Both
-    are None of a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds, 0 where no
-    recording bounds it. `status` is "fits", "does not fit", "slower" (not planned, since its lower bound is above the
-    time of the best), or "failed"; `reason` says why it is not among the best. `unknown` and `bytes_only` are as in
-    StepEstimate.
+    `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its peak-memory rank.
+    Both are None for a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds, 0
+    where no recording bounds it. `status` is "fits", "does not fit", "slower" (not planned, since its lower bound is
+    above the time of the best), or "failed"; `reason` says why it is not among the best. `unknown` and `bytes_only` are
+    as in StepEstimate.
     """
 
     candidate: Candidate
@@ -292,7 +292,7 @@ class LayoutSearch(Displayed):
         return [result for result in self.results if result.status == "fits"]
 
     def best(self, count: int | None = None) -> list[LayoutResult]:
-        """Return the fastest layouts that fit; `count` is by default the number that the search was for."""
+        """Return the fastest layouts that fit; `count` is by default the number that the search was asked for."""
         return self.fitting()[: self.wanted if count is None else count]
 
     def pareto_front(self) -> list[LayoutResult]:

@@ -90,7 +90,7 @@ class Workload:
     inputs: Inputs
     options: PlanOptions
     timing: Timing
-    _short: dict[Hashable, ShortStage] = field(default_factory=dict, repr=False)
+    _cache: dict[Hashable, ShortStage] = field(default_factory=dict, repr=False)
 
     @cached_property
     def stages(self) -> PipelineStages | str:
@@ -124,7 +124,7 @@ class Workload:
         """Plan a step of all pipeline ranks in a layout; raises the errors of `plan_step`."""
         args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
         options = replace(self.options, **candidate.plan_options())
-        return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True, short=self._short))
+        return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True, cache=self._cache))
 
     def measure(self, layout: Candidate) -> MicrobatchCost:
         """Return the cost of a microbatch, from the plan of a layout that `Candidate.measured_on` returned."""
@@ -158,7 +158,7 @@ class Workload:
         )
 
     def _time_parts(self, program: StepProgram) -> tuple[float, float, float]:
-        """Return the seconds of kernels and collectives in the first stage's modules, in all layers, in all else."""
+        """Return the seconds of kernels and collectives in the first stage's modules, in all layers, in the rest."""
         if isinstance(self.stages, str):
             return 0.0, 0.0, 0.0
         timer, sums = self.timing.timer(), [0.0, 0.0, 0.0]
@@ -206,13 +206,13 @@ def describe_shortage(nbytes: int, device: Device, mesh: Mapping[str, int], *, a
 class MicrobatchCost:
     """The cost of a microbatch on a rank that has all layers.
 
-    `seconds` is the time of its passes without FSDP2's collectives. Kernels and other collectives of the modules of the
-    first pipeline stage take `first`, of each layer `layer`, and all else, in the last stage, `last`. FSDP2 sends
-    `gathered` bytes of parameters and `reduced` bytes of gradients in each pass. `states` are the bytes of parameters,
-    gradients and optimizer state over all ranks that share them, `optimizer` of the state alone. `kept` is a lower
-    bound of the bytes of activations that a layer's forward pass saves. `moments` are bytes that are allocated
-    together: of these states over all ranks, of all else, and of all else without FSDP2's buffers.
-    `settings` are the plan's.
+    `seconds` is the time of its passes without FSDP2's collectives. Kernels and other collectives take `first` in the
+    modules of the first pipeline stage, `layer` in each layer, and `last` in the rest, which is in the last stage.
+    FSDP2 sends `gathered` bytes of parameters and `reduced` bytes of gradients in each pass. `states` are the bytes of
+    parameters, gradients and optimizer state over all ranks that share them, `optimizer` of the state alone. `kept` is
+    a lower bound of the bytes of activations that a layer's forward pass saves. `moments` are bytes allocated at the
+    same time: states over all ranks, everything else, and everything else except FSDP2's buffers. `settings` are the
+    plan's.
     """
 
     seconds: float
@@ -246,9 +246,9 @@ def _find_moments(timeline: MemoryTimeline, shards: int) -> tuple[tuple[int, int
         others, known = total - sum(states), most.get(sum(states), (0, 0))
         most[sum(states)] = max(known[0], others), max(known[1], others - buffers)
     moments: list[tuple[int, int, int]] = []
-    for state, (others, without) in sorted(most.items(), reverse=True):
-        if not moments or others > max(item[1] for item in moments) or without > max(item[2] for item in moments):
-            moments.append((state * shards, others, without))
+    for state, (others, unbuffered) in sorted(most.items(), reverse=True):
+        if not moments or others > max(item[1] for item in moments) or unbuffered > max(item[2] for item in moments):
+            moments.append((state * shards, others, unbuffered))
     return tuple(moments)
 
 
@@ -306,8 +306,8 @@ def _collective_seconds(candidate: Candidate, cost: MicrobatchCost, network: Net
 def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
     """Return a lower bound of a layout's peak memory on any rank: states, and activations of the layers in flight.
 
-    Without stages FSDP2 makes each microbatch as it was recorded, but for shards of another size and, where it gathers
-    parameters again, smaller buffers. With stages it keeps their gathered parameters and whole gradients for a step.
+    Without stages FSDP2 runs each microbatch as it was recorded, except for shards of another size and, where it
+    gathers parameters again, smaller buffers. With stages it keeps gathered parameters and whole gradients for a step.
     """
     shards = candidate.size("fsdp") * candidate.size("cp") if candidate.size("fsdp") > 1 else 1
     stages, per_rank = candidate.size("pp"), candidate.stages_per_rank
@@ -325,7 +325,7 @@ def least_peak(candidate: Candidate, cost: MicrobatchCost, layers: int) -> int:
     states = (cost.states - cost.reduced) // (stages * shards)
     gathered = cost.gathered * min(per_rank, 3) // (stages * per_rank)
     gradients = cost.reduced // (stages * per_rank)
-    # As many passes are in flight again when there are gradients, unless these are all.
+    # Gradients and as many activations coexist, unless all passes are in flight at once.
     with_activations = activations + gradients * (passes < candidate.microbatches * per_rank)
     return states + gathered + max(with_activations, gradients)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.devices.measured_errors import describe_verdicts
-from fvflops.plan.memory.step_settings import Verdict, lead
+from fvflops.plan.memory.step_settings import Verdict, introduction
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.step_time_report import judge, list_unknown
@@ -39,7 +39,7 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     settings = {**search.settings, "device": search.device.name}
     settings["efficiency"] = search.efficiency.source.partition(";")[0]
     settings |= {} if search.network is None else {"network": search.network.name}
-    texts, about = lead(verdict, settings)
+    texts, about = introduction(verdict, settings)
     differences = _DIFFERENCES.format("the fastest" if found else "the one with the lowest memory")
     parts: list[Part] = [*texts, differences, _summarise(search), *_list_failures(search)]
     if found:
@@ -173,16 +173,16 @@ def _draw(search: LayoutSearch) -> Iterator[Part]:
 
 
 def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
-    without = [item for item in search.results if item.status == "does not fit"]
-    if not without:
+    rejected = [item for item in search.results if item.status == "does not fit"]
+    if not rejected:
         return
-    without.sort(key=lambda item: (item.peak is None, item.peak or item.least_peak))
+    rejected.sort(key=lambda item: (item.peak is None, item.peak or item.least_peak))
     columns = (*_LAYOUT_COLUMNS, number_column("seconds", "step", form=format_seconds), text_column("reason", "memory"))
-    rows = [(*_cells_of(item.candidate), item.seconds, item.reason.partition(",")[0]) for item in without[:_SHOWN]]
-    left = len(without) - len(rows)
+    rows = [(*_cells_of(item.candidate), item.seconds, item.reason.partition(",")[0]) for item in rejected[:_SHOWN]]
+    left = len(rejected) - len(rows)
     notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left else []
     title = "Layouts that do not fit, the closest first"
-    yield Table("without", columns, rows, title=title, notes=notes, noun="layout")
+    yield Table("rejected", columns, rows, title=title, notes=notes, noun="layout")
 
 
 def _list_failures(search: LayoutSearch) -> Iterator[Part]:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fvflops.plan.parallel_axes import count_shares, dense_axes
+from fvflops.plan.parallel_axes import AXES, count_shares, dense_axes
 from fvflops.plan.sharding.routing import RoutedTokens, Routing, check_routing, dispatching, slicing_tokens
 from fvflops.plan.sharding.sharding_styles import (
     EXPERT_DIMENSIONS,
@@ -72,8 +72,8 @@ def check_expert_axes(mesh: Mapping[str, int]) -> None:
     Traceback (most recent call last):
     fvflops.plan.sharding.sharding_styles.ShardingError: ep=3 must divide ...use ep=1, 2, 4 or 8
     """
-    experts, etp, tp, cp = (mesh.get(axis, 1) for axis in ("ep", "etp", "tp", "cp"))
-    data = _data_axis(mesh)
+    experts, etp, tp = (mesh.get(axis, 1) for axis in ("ep", "etp", "tp"))
+    data, cp = _data_axis(mesh), count_shares(mesh, "tokens") // count_shares(mesh, "samples")
     if etp not in (1, tp):
         raise ShardingError(f"etp={etp} must be 1 or the size of tp ({tp}), as in torchtitan")
     # With etp=1 the ranks of tp divide the tokens, so that all of them belong to one group of experts.
@@ -97,10 +97,12 @@ def make_expert_mesh(mesh: Mapping[str, int], rank: int) -> Any:
     """Return a pipeline stage's experts' DeviceMesh: dp (with fsdp), efsdp (edp without fsdp), ep and etp."""
     dense = dense_axes(mesh)
     data = _data_axis(mesh)
-    order = [axis for axis in dense if axis not in (data, "cp", "tp")]
-    order = sorted(order, key=("pp", "dp", "fsdp").index) + [axis for axis in (data, "cp", "tp") if axis in dense]
+    # Models or stages, then replicas, then the ranks that share experts: by samples, by tokens, tp.
+    place = {axis: AXES[axis].tokens * (3 - AXES[axis].samples) + 4 * (axis == "tp") for axis in dense}
+    place["dp"] = 2 if data == "dp" else 1
+    order = sorted(dense, key=lambda axis: place[axis])
     ranks = torch.arange(math.prod(dense.values())).view(*dense.values()).permute(*map(list(dense).index, order))
-    stages, replicas = dense.get("pp", 1), dense.get("dp", 1) if data == "fsdp" else 1
+    stages, replicas = (math.prod(dense[axis] for axis in order if place[axis] == number) for number in (0, 1))
     ep, etp = mesh.get("ep", 1), mesh.get("etp", 1)
     views = ranks.reshape(stages, replicas, -1, ep, etp)
     (stage,) = (view for view in views if bool((view == rank).any()))

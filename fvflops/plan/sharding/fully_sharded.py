@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Data types of a training step: of the parameters that the optimizer updates, of the compute, of the reduction."""
+    """Data types of a training step: parameters that the optimizer updates, compute, reduction."""
 
     parameters: torch.dtype
     compute: torch.dtype
@@ -62,9 +62,8 @@ def shard_fully(
 ) -> None:
     """Apply `fully_shard` to each member of a model's outermost module lists and to the root, in place.
 
-    Divided experts are sharded before, over other ranks.
-    With `reshard_after_forward` the parameters of all but the root are gathered again for the backward pass (ZeRO-3),
-    without they stay gathered (ZeRO-2).
+    Divided experts are sharded before, over other ranks. With `reshard_after_forward` the parameters of all modules
+    except the root are gathered again for the backward pass (ZeRO-3), without they stay gathered (ZeRO-2).
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -119,7 +118,7 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 
 def list_gathered(model: nn.Module) -> tuple[bool, ...]:
-    """Return for each module that FSDP2 shards whether its parameters are gathered."""
+    """Return whether the parameters of each module that FSDP2 shards are gathered."""
     return tuple(_is_gathered(module) for module in _sharded_modules(model))
 
 

@@ -142,7 +142,7 @@ def shard_optimizer(
     """Return an optimizer of a rank's shards of parameters and of their gradients.
 
     They are parts of the buffers of all parameters and of all gradients, so that they take no memory. An optimizer that
-    is no function of each element raises ValueError.
+    is not elementwise raises ValueError.
     """
     if isinstance(maker, Optimizer):
         raise ValueError("optimizer_sharding needs what creates the optimizer from a rank's shards, not an optimizer")

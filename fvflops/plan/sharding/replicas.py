@@ -1,4 +1,4 @@
-"""Replicas of a rank: the gradients that they reduce, and the calls by which they do, which are not run."""
+"""Replicas of a rank: the gradients that they reduce, by collectives that are estimated, not run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from fvflops.capture.recorder.tensor_specs import describe, describe_tensor
 from fvflops.capture.shapes.metadata import dtype_name
 from fvflops.plan.action_recording import StageModule
-from fvflops.plan.fake_process_group import join_axes
+from fvflops.plan.fake_process_group import join_averaging
 from fvflops.plan.plan_options import PlanOptions
 from fvflops.plan.rank_step import Action, Call, Gradient
 from fvflops.plan.sharding.optimizer_shards import Shards, divide_parameters, find_gradient_dtype
@@ -25,10 +25,10 @@ AVERAGING, GATHERING = ("allreduce", "reduce_scatter"), "all_gather"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The ranks that have equal parameters, over dp and cp, and the parameters whose gradients they reduce.
+    """The ranks that have equal parameters, and the parameters whose gradients they reduce.
 
-    `parameters` are for each stage its trainable ones; experts that only one rank has are among them, with one replica.
-    Gradients are of the `dtype`, of the parameters' own for None.
+    `parameters` has the trainable ones of each stage, including experts that only one rank has (one replica).
+    Gradients have the `dtype`, or the parameters' own if it is None.
     """
 
     group: Any
@@ -43,7 +43,7 @@ class Replicas:
     def estimate(
         self, device: str, stages: Sequence[StageModule], *, is_sharded: bool
     ) -> tuple[dict[Action, dict[str, Any]], list[str]]:
-        """Return by action the Pass' calls that are not run and the gradients that they average, and a description."""
+        """Return action → fields of its Pass (estimated calls, and gradients that they average), and a description."""
         kind = "reduce_scatter" if is_sharded else "allreduce"
         estimated: dict[Action, dict[str, Any]] = {}
         for index, stage in enumerate(stages):
@@ -65,7 +65,7 @@ class Replicas:
 
 def find_replicas(stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any) -> Replicas | None:
     """Return the replicas of a rank; None if it has none, or FSDP2 communicates for them."""
-    replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
+    replicas = None if options.is_fully_sharded else join_averaging(device_mesh, options.dense)
     if replicas is None:
         return None
     group, parameters = replicas.get_group(), []
@@ -94,7 +94,7 @@ def with_dtype(spec: TensorSpec, dtype: torch.dtype | None) -> TensorSpec:
 
 
 def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
-    """Return an action's calls for gradients or gathered parameters, last of each group and dtype the collective."""
+    """Return an action's calls for gradients or gathered parameters; each group and dtype ends with its collective."""
     added: list[Call] = []
     if kind == "allreduce":  # of DDP: each gradient is scaled
         sizes = Counter[tuple[Value, str, str]]()
@@ -108,7 +108,7 @@ def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
     for (group, replicas), whole, part in _join(gradients):
         if kind == GATHERING:
             op, output, source, phase = torch.ops.c10d._allgather_base_.default, whole, part, "forward"
-        else:  # each replica is left its part of the averages
+        else:  # each replica keeps its part of the averages
             op, output, source, phase = torch.ops.c10d._reduce_scatter_base_.default, part, whole, "backward"
             scaled = make_signature(torch.ops.aten.mul_.Tensor, whole, self=whole, other=1 / replicas)
             added.append((scaled, phase, 1))
@@ -118,12 +118,12 @@ def calls_of(kind: str, gradients: Sequence[Gradient]) -> list[Call]:
 
 
 def count_padding(gradients: Sequence[Gradient]) -> int:
-    """Return the bytes by which buffers are longer than the gradients in them, so that replicas have equal parts."""
+    """Return the bytes of padding in the buffers of gradients, which makes the replicas' parts equal."""
     return sum(whole.nbytes for _, whole, _ in _join(gradients)) - sum(item.spec.nbytes for item in gradients)
 
 
 def _join(gradients: Iterable[Gradient]) -> Iterator[tuple[tuple[Value, int], TensorSpec, TensorSpec]]:
-    """Yield by group and dtype the buffer of all gradients, padded, and the part of each replica."""
+    """Yield the padded buffer of all gradients of each group and dtype, and the part of each replica."""
     sizes = Counter[tuple[Value, int, str, str]]()
     for _, spec, group, replicas in gradients:
         sizes[group, replicas, spec.dtype, spec.device] += spec.numel

@@ -97,9 +97,9 @@ def choose_experts(counts: Sequence[int], top_k: int) -> torch.Tensor:
 class RoutedTokens:
     """The tokens that each expert of one mixture gets from each of the `ranks` of ep, of which this is `rank`.
 
-    `slices` are the ranks of tp that divide a batch's tokens among them, and `batch` is the number of tokens of the
-    last batch and of the experts of a token. The tensors are constants of a run, so they are kept: one that is freed
-    during the run would be the result of work that is not recorded.
+    `slices` are the ranks of tp that divide a batch's tokens among them, and `batch` is the shape of the last batch:
+    tokens, and experts per token. The tensors are constants of a run, so they are kept: one that is freed
+    during the run would look like a result of unrecorded work.
     """
 
     name: str

@@ -25,7 +25,7 @@ def name_class(model: nn.Module) -> str:
 
 
 def parallelism_of(model: nn.Module) -> Any:
-    """Return the `fvflops.zoo.decoder_parts.Parallelism` of a model of the zoo, None of any other."""
+    """Return the `fvflops.zoo.decoder_parts.Parallelism` of a model of the zoo, None for any other."""
     return getattr(type(model), "zoo_parallelism", None)
 
 
@@ -135,7 +135,7 @@ def divide_experts(module: nn.Module, mesh: Any) -> None:
 
 
 def styles_of_zoo() -> Mapping[str, Style]:
-    """Return name → style, as of torch.distributed.tensor.parallel."""
+    """Return name → style of torch.distributed.tensor.parallel."""
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor import parallel as tp
 

@@ -150,7 +150,7 @@ def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
 
 
 def _find_ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Return for each tied parameter its modules, with its name in each."""
+    """Return the modules of each tied parameter, with its name in each."""
     owners: dict[torch.Tensor, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():

@@ -21,7 +21,7 @@ _SHARDED_LIMITS = (40_000_000, 1_000_000)
 
 
 def check_bucket_cap(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> None:
-    """Raise ValueError for a size of buckets that is none."""
+    """Raise ValueError for an invalid bucket size."""
     if bucket_cap_mb is None:
         return
     is_number = isinstance(bucket_cap_mb, (int, float)) and not isinstance(bucket_cap_mb, bool)
@@ -41,13 +41,13 @@ def describe_buckets(bucket_cap_mb: float | None, *, is_sharded: bool = False) -
             "40 million elements, or 1 million for each replica" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"
         )
         return (
-            f"buckets of {size} are reduce-scattered beside the backward pass of the last microbatch, and gathered "
-            "beside the forward pass of the first"
+            f"buckets of {size} are reduce-scattered during the backward pass of the last microbatch, and gathered "
+            "during the forward pass of the first"
         )
     if bucket_cap_mb == 0:
-        return "DDP reduces gradients after the backward pass of the last microbatch, not beside it"
+        return "DDP reduces gradients after the backward pass of the last microbatch, not during it"
     size = "25 MiB (the first: 1 MiB)" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"
-    return f"DDP reduces buckets of {size} beside the backward pass of the last microbatch"
+    return f"DDP reduces buckets of {size} during the backward pass of the last microbatch"
 
 
 def assign_buckets(

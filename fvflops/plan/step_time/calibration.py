@@ -81,7 +81,7 @@ class Network:
         if isinstance(self.inside, NodeLink):
             if nodes == 1 and not is_pair:
                 return self.inside.seconds(collective, size, nbytes)
-            return replace(self, inside=Link(*self.inside.among(members))).seconds(collective, nbytes, group)
+            return replace(self, inside=Link(*self.inside.ring(members))).seconds(collective, nbytes, group)
         bandwidth = self.bandwidth(nodes, members)
         if is_pair:
             link = self.inside if nodes == 1 else self.between
@@ -143,8 +143,8 @@ class Efficiency:
     `bandwidth` (memory-bound kernels) are the fractions of that speed that kernels have in a step. `kernel` is the
     shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and `launch_collective` are the
     time that the host needs to launch an op in the forward and the backward pass, and a collective; a device whose
-    kernels are shorter waits for the host. `step` is the time between steps, such as of the data loader and of logging.
-    `software` is the shipped entry that they are of, "" for others, and `source` says where they are from.
+    kernels are shorter waits for the host. `step` is the time between steps, such as for the data loader and logging.
+    `software` is the name of the shipped entry, "" for others, and `source` says where they are from.
     `float32_matmul` is how float32 products run, as in `mfu`.
     """
 
@@ -256,10 +256,10 @@ _NUMBERS = tuple(item.name for item in fields(Efficiency) if item.type == "float
 def find_efficiency(
     device: str | Device, *, software: str | None = None, file: str | os.PathLike[str] = EFFICIENCIES
 ) -> Efficiency:
-    """Return the efficiency of a device, by default by the newest software in efficiencies.yaml, its first entry.
+    """Return the efficiency of a device, by default by the newest software stack in efficiencies.yaml, its first entry.
 
     `software` is the name of another entry. In a `file` of yours an entry may have the name of a device. Where the
-    datasheet does not tell the times of kernels, fractions of the device's peaks stand in for them. `source` says which
+    datasheet does not give the times of kernels, fractions of the device's peaks stand in for them. `source` says which
     were taken. An unknown device or software raises ValueError with the nearest; a mistake in the file raises
     TableError with the file and the line.
 
@@ -272,7 +272,10 @@ def find_efficiency(
         raise ValueError(f"no software {software!r}{hint}")
     if isinstance(device, str) and software is None and device in found and not found[device][1]:
         return found[device][0]
-    device = resolve_device(device)
+    try:
+        device = resolve_device(device)
+    except ValueError as error:
+        raise ValueError(str(error) if file == EFFICIENCIES else f"{file}: {error}") from None
     name = software or (device.name if device.name in found else next(iter(found)))
     efficiency, is_of_kernels = found[name]
     if not is_of_kernels:
@@ -302,7 +305,7 @@ def find_network(name: str, *, file: str | os.PathLike[str] = NETWORKS) -> Netwo
 
 @lru_cache(maxsize=8)
 def load_efficiencies(file: str = EFFICIENCIES) -> Mapping[str, tuple[Efficiency, bool]]:
-    """Return name → efficiency, and whether its fractions are of the speed of measured kernels."""
+    """Return name → efficiency, and whether its fractions are relative to the speed of measured kernels."""
     return read_entries(file, "efficiencies", _read_efficiency)
 
 

@@ -23,7 +23,7 @@ from fvflops.trace import Signature, Status, TensorSpec, Trace, Value, tensors_i
 class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
 
-    `shape` is a Product or an Attention, None of others. `bytes_only` is True for an op without a formula: of its work
+    `shape` is a Product or an Attention, None for others. `bytes_only` is True for an op without a formula, of which
     only the bytes are known.
     """
 
@@ -143,7 +143,7 @@ def _skipping(signature: Signature) -> Signature:
 
 
 def _product_shape(signature: Signature, macs: int, nbytes: int) -> Product:
-    """Return the shape of a product from its result's and its multiply-adds, a cube where they do not tell it."""
+    """Return the shape of a product from its result's and its multiply-adds, a cube where they do not determine it."""
     given = dict(zip(signature.names, signature.inputs, strict=True))
     size = min(_element_size(spec) for spec in tensors_in(signature.inputs) if spec.numel)
     results = [value for value in signature.outputs if isinstance(value, TensorSpec)]

@@ -55,7 +55,7 @@ class OpEstimate(Displayed):
 def estimate_op(
     op: str, inputs: Sequence[Any], *, device: str | Device, dtype: str | torch.dtype = "bfloat16", **arguments: Any
 ) -> OpEstimate:
-    """Return the estimated time of one call of an op of torch, by shapes.
+    """Return the estimated time of one call of an op of torch, from its shapes.
 
     `inputs` are its first arguments: a tuple is the shape of a tensor of `dtype`, a tensor gives its own shape and
     dtype, and other values are passed on; `arguments` are others by name. `device` is a name, as for `mfu`, or a

@@ -94,7 +94,7 @@ def read_program(
     *,
     fused: Collection[str] = (),
     added: Sequence[Call] = (),
-    beside: Mapping[int, Sequence[Call]] | None = None,
+    overlapped: Mapping[int, Sequence[Call]] | None = None,
     awaited: Mapping[int, Sequence[Wait]] | None = None,
     waits: bool = True,
 ) -> Program:
@@ -105,8 +105,8 @@ def read_program(
     results that later ops read.
 
     Two kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
-    `beside` is number of events → calls that follow these, for whose collectives only the end of the pass `waits`, or
-    only the optimizer's step. `awaited` is position of an event → gathers of an earlier action that it waits for. Calls
+    `overlapped` is number of events → calls after these, whose collectives the end of the pass waits for if `waits`,
+    else the optimizer's step. `awaited` is position of an event → gathers of an earlier action that it waits for. Calls
     among the ops of a fused module follow its kernel.
 
     A Trace without ordered events raises TraceError.
@@ -114,7 +114,7 @@ def read_program(
     if trace.events is None:
         raise TraceError("this Trace has no ordered events, which the simulation of a step needs")
     compiler = _Compiler(trace, fused)
-    return compiler.compile(trace.events[begin:end], added, beside or {}, awaited or {}, waits=waits)
+    return compiler.compile(trace.events[begin:end], added, overlapped or {}, awaited or {}, waits=waits)
 
 
 class _Compiler:
@@ -132,7 +132,7 @@ class _Compiler:
         self._last_reduction: int | None = None
         self._collectives = 0
         self._delayed: list[Call] = []  # until the kernel of a fused module
-        self._beside: list[int] = []  # collectives that the end of the pass waits for
+        self._overlapped: list[int] = []  # collectives that the end of the pass waits for
         self._last_gather: dict[str, int] = {}
         self._group: _Group | None = None
         self._created: set[int] = set()  # storages of the optimizer's state
@@ -143,7 +143,7 @@ class _Compiler:
         self,
         events: Sequence[Event],
         added: Sequence[Call],
-        beside: Mapping[int, Sequence[Call]],
+        overlapped: Mapping[int, Sequence[Call]],
         awaited: Mapping[int, Sequence[Wait]],
         *,
         waits: bool,
@@ -151,20 +151,20 @@ class _Compiler:
         for position, event in enumerate(events):
             if event.kind == "op":
                 self._last_read.update(dict.fromkeys(event.reads, position))
-        self._delayed += beside.get(0, ())
+        self._delayed += overlapped.get(0, ())
         for self._position, event in enumerate(events):
             for wait in awaited.get(self._position, ()):
                 self._add_item(wait)
             if event.kind == "op":
                 self._add_op(event)
-            self._delayed += beside.get(self._position + 1, ())
+            self._delayed += overlapped.get(self._position + 1, ())
             if self._delayed and self._group is None:
                 self._add_delayed()
         self._end_group()
         self._add_delayed()
         self._end_run()
         if waits:
-            self._items += map(Wait, self._beside)
+            self._items += map(Wait, self._overlapped)
         self._add_calls(added)
         return Program(tuple(self._items), tuple(self._launches), dict(self._unknown), dict(self._bytes_only))
 
@@ -259,7 +259,7 @@ class _Compiler:
     def _add_delayed(self) -> None:
         delayed, self._delayed, first = self._delayed, [], self._collectives
         self._add_calls(delayed, waits=False)
-        self._beside += range(first, self._collectives)
+        self._overlapped += range(first, self._collectives)
 
     def _add_calls(self, calls: Sequence[Call], *, waits: bool = True) -> None:
         """Add calls that were not run; with `waits` later items wait for each collective."""

@@ -127,7 +127,7 @@ class Clocks:
         return max(self.compute, *self.streams.values()) if self.streams else self.compute
 
     def exposed_by_axis(self) -> dict[str, float]:
-        """Return by axis how long the compute stream waits for collectives, at the end of the step too."""
+        """Return axis → how long the compute stream waits for collectives, also at the end of the step."""
         exposed = by_axis(self.exposed)
         if self.end() > self.compute:
             axis = _axis_of(max(self.streams, key=lambda stream: self.streams[stream]))

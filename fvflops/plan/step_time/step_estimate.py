@@ -240,7 +240,7 @@ def estimate_step(
     host_waits: bool = False,
     bucket_cap_mb: float | None = None,
 ) -> StepEstimate:
-    """Return the estimated time of a training step: of a pipeline's ranks, first stage first, or of one rank.
+    """Return the estimated time of a training step on one rank, or on a pipeline's ranks, first stage first.
 
     Each recorded kernel takes the longer of its FLOPs and its bytes on the device at its efficiency, each collective
     the time of its algorithm on the network, which the compute stream waits for where a kernel reads its result. The
@@ -250,8 +250,8 @@ def estimate_step(
     `simulate`.
 
     Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
-    beside the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one
-    piece after it. A sharded optimizer has Megatron-Core's buckets, also beside the first forward pass (parameters).
+    during the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one
+    piece after it. A sharded optimizer has Megatron-Core's buckets, also during the first forward pass (parameters).
 
     >>> import torch
     >>> from fvflops import plan_step
@@ -410,13 +410,13 @@ def _list_assumptions(plans: Sequence[RankPlan], timing: Timing) -> Iterator[str
         yield f"the host does not wait for the values of data-dependent ops, for which are given {given}"
     if timing.network is not None:
         yield (
-            "collectives of one process group run one after the other, beside kernels and other groups' collectives, "
+            "collectives of one process group run in order, in parallel with kernels and other groups' collectives, "
             "and slow none of them"
         )
     if not kinds.isdisjoint(AVERAGING):
         yield describe_buckets(timing.bucket_cap_mb, is_sharded="allreduce" not in kinds)
     if mesh.get("fsdp", 1) > 1:
-        yield "FSDP2 gathers the next module's parameters beside the current one's kernels, as it issues them"
+        yield "FSDP2 gathers the next module's parameters during the current one's kernels, as it issues them"
     if mesh.get("pp", 1) > 1:
         yield "a send of hidden states occupies the sender's compute stream until it has arrived"
     if timing.host_waits:

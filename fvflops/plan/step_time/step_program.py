@@ -93,8 +93,8 @@ def read_step(
 ) -> StepProgram:
     """Return the programs of the ranks of a pipeline; `fused` as in `read_program`.
 
-    Replicas average buckets of gradients of `bucket_cap_mb` MiB beside each stage's last backward pass, as
-    `assign_buckets` divides them, and gather a sharded optimizer's parameters beside its first forward pass; with 0
+    Replicas average buckets of gradients of `bucket_cap_mb` MiB during each stage's last backward pass, as
+    `assign_buckets` divides them, and gather a sharded optimizer's parameters during its first forward pass; with 0
     they reduce after the backward and gather before the forward pass. Another value below 0 raises ValueError.
     """
     check_bucket_cap(bucket_cap_mb)
@@ -128,7 +128,7 @@ def read_step(
 
 
 def _find_overlapped(step: RankStep) -> dict[Action, tuple[str, tuple[Gradient, ...]]]:
-    """Return actions beside which replicas communicate → the kind of that communication, and its gradients.
+    """Return actions during which replicas communicate → the kind of that communication, and its gradients.
 
     These are the last backward pass of each stage, and with a sharded optimizer its gathering, which begins when a
     stage before it begins, and its first forward pass, which waits for that.
@@ -152,15 +152,15 @@ def _first_passes(step: RankStep) -> dict[int, Action]:
 def _overlap(
     step: RankStep, action: Action, kind: str, gradients: tuple[Gradient, ...], bucket_cap_mb: float | None
 ) -> dict[str, Any]:
-    """Return the arguments of `read_program` for an action beside which replicas communicate."""
+    """Return the arguments of `read_program` for an action during which replicas communicate."""
     if kind != GATHERING:
         calls = overlap_buckets(step.pass_of(action), kind, gradients, bucket_cap_mb)
         # DDP waits at the end of the pass, Megatron-Core before the optimizer's step.
-        return {"beside": calls, "waits": kind == "allreduce"}
+        return {"overlapped": calls, "waits": kind == "allreduce"}
     calls = gather_buckets(step.pass_of(_first_passes(step)[action.stage]), gradients, bucket_cap_mb)
     ordered = [(position, call) for position, needed in sorted(calls.items()) for call in needed]
     if action.kind == GATHERING:
-        return {"beside": {0: [call for _, call in ordered]}, "waits": False}
+        return {"overlapped": {0: [call for _, call in ordered]}, "waits": False}
     awaited: dict[int, list[Wait]] = {}
     for number, (position, (signature, _, _)) in enumerate(ordered):
         awaited.setdefault(position, []).append(Wait(number, collective_of(signature).group))  # type: ignore[union-attr]

@@ -114,7 +114,7 @@ def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
 def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: TrainingCost | None) -> dict[str, Any]:
     """Return all figures of an estimated step, times in seconds."""
     first = estimate.plans[0]
-    fullest = max(range(len(memories)), key=lambda index: memories[index].reserved)
+    peak_rank = max(range(len(memories)), key=lambda index: memories[index].reserved)
     ranks = [
         {
             **record_data(memory.plan, "rank", "coordinates", "stages=step.stages", "parameters"),
@@ -128,7 +128,7 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
         **record_data(estimate, *_OF_STEP),
         "model_parameters": first.model_parameters,
         "slowest": estimate.slowest,
-        "fullest": fullest,
+        "peak_memory_rank": peak_rank,
         "slowest_rank": record_data(estimate, *_OF_SLOWEST),
         "ranks": ranks,
         "training": None if cost is None else record_data(cost, *_OF_TRAINING),

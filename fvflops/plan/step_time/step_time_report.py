@@ -14,7 +14,7 @@ from fvflops.garbage_collector import gc_paused
 from fvflops.plan.communication import Communication
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import memory_chart
-from fvflops.plan.memory.step_settings import Verdict, lead
+from fvflops.plan.memory.step_settings import Verdict, introduction
 from fvflops.plan.step_time.calibration import Network
 from fvflops.plan.step_time.step_estimate import StepEstimate, TrainingCost
 from fvflops.plan.step_time.step_tables import (
@@ -65,10 +65,10 @@ def estimate_report(
     MFU is above 1 raises ValueError.
     """
     memories = read_memories(estimate.plans)
-    fullest = max(memories, key=lambda memory: memory.reserved)
-    judged = estimate.device, fullest.plan.mesh
-    verdict = judge(fullest.reserved, *judged, advice=_advise(finder), tensors=fullest.timeline.peak)
-    texts, about = lead(verdict, estimate.settings, command)
+    peak_rank = max(memories, key=lambda memory: memory.reserved)
+    judged = estimate.device, peak_rank.plan.mesh
+    verdict = judge(peak_rank.reserved, *judged, advice=_advise(finder), tensors=peak_rank.timeline.peak)
+    texts, about = introduction(verdict, estimate.settings, command)
     parts: list[Part] = [
         *texts,
         *_describe_host(estimate),
@@ -76,17 +76,17 @@ def estimate_report(
         *([] if measured is None else [_describe_measured(estimate, measured)]),
         _tabulate_step(estimate),
         *([] if cost is None else [_tabulate_cost(cost)]),
-        _tabulate_size(estimate, fullest),
-        _tabulate_memory(fullest, estimate),
+        _tabulate_size(estimate, peak_rank),
+        _tabulate_memory(peak_rank, estimate),
     ]
     if len(estimate.plans) > 1:
-        parts.append(_tabulate_ranks(estimate, memories, fullest))
+        parts.append(_tabulate_ranks(estimate, memories, peak_rank))
     if len(estimate.plans) > 1 or pictures:
         parts.append(pipeline_picture(estimate))
     parts += [_tabulate_time(estimate), _tabulate_communication(estimate)]
     parts.append(module_table(estimate, **modules))
     if pictures:
-        parts += _draw_memory(memories, fullest)
+        parts += _draw_memory(memories, peak_rank)
     parts += _list_unsupported(estimate)
     parts.append(Items("Assumptions:", [f"{text[:1].upper()}{text[1:]}." for text in estimate.assumptions]))
     mesh = ", ".join(f"{axis}={size}" for axis, size in estimate.plans[0].mesh.items())
@@ -250,10 +250,10 @@ def _tabulate_cost(cost: TrainingCost) -> Table:
     return Table("training", columns, rows, title="The whole training", notes=notes, noun="metric")
 
 
-def _tabulate_size(estimate: StepEstimate, fullest: RankMemory) -> Table:
+def _tabulate_size(estimate: StepEstimate, peak_rank: RankMemory) -> Table:
     rows = [
-        ("model parameters", format_parameters(fullest.plan.model_parameters)),
-        ("of the fullest rank", format_parameters(fullest.plan.parameters)),
+        ("model parameters", format_parameters(peak_rank.plan.model_parameters)),
+        ("of the peak-memory rank", format_parameters(peak_rank.plan.parameters)),
         ("model FLOPs, per GPU", format_short(estimate.model_flops)),
         ("samples, all GPUs", format_thousands(estimate.samples)),
     ]
@@ -263,29 +263,29 @@ def _tabulate_size(estimate: StepEstimate, fullest: RankMemory) -> Table:
     return Table("size", columns, rows, noun="size")
 
 
-def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
-    memory, reserve = estimate.device.memory, estimate.device.reserve(fullest.plan.mesh)
+def _tabulate_memory(peak_rank: RankMemory, estimate: StepEstimate) -> Table:
+    memory, reserve = estimate.device.memory, estimate.device.reserve(peak_rank.plan.mesh)
     columns = (
         text_column("memory"),
         number_column("bytes", "at the peak", form=format_bytes),
         number_column("share", "of the device", form=format_share),
     )
-    kinds = {**fullest.by_kind, "fragmentation": fullest.reserved - fullest.timeline.peak}
+    kinds = {**peak_rank.by_kind, "fragmentation": peak_rank.reserved - peak_rank.timeline.peak}
     rows = [(kind, nbytes, None if memory is None else nbytes / memory) for kind, nbytes in kinds.items()]
-    total = ("total", fullest.reserved, None if memory is None else fullest.reserved / memory)
-    notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory]
-    otherwise = format_bytes(reserved_memory(fullest.timeline).peak)
+    total = ("total", peak_rank.reserved, None if memory is None else peak_rank.reserved / memory)
+    notes = [f"Estimated: {part}." for part in peak_rank.plan.estimated_memory]
+    otherwise = format_bytes(reserved_memory(peak_rank.timeline).peak)
     notes += [
         "Fragmentation: memory that torch's allocator reserves beyond the tensors, simulated with expandable segments; "
         f"without them the total is {otherwise}.",
         f"Not included: the device's context and buffers of NCCL, for which {format_bytes(reserve)} are set aside.",
         describe_verdicts(),
     ]
-    title = f"Memory of the fullest rank, {name_of(fullest.plan)}"
+    title = f"Memory of the rank with the highest peak, {name_of(peak_rank.plan)}"
     return Table("memory", columns, rows, title=title, total=total, notes=notes, noun="kind")
 
 
-def _tabulate_ranks(estimate: StepEstimate, memories: Sequence[RankMemory], fullest: RankMemory) -> Table:
+def _tabulate_ranks(estimate: StepEstimate, memories: Sequence[RankMemory], peak_rank: RankMemory) -> Table:
     columns = (
         text_column("rank"),
         text_column("stages"),
@@ -299,7 +299,7 @@ def _tabulate_ranks(estimate: StepEstimate, memories: Sequence[RankMemory], full
     for index, (memory, spans) in enumerate(zip(memories, estimate.simulation.spans, strict=True)):
         busy, plan = sum(span.end - span.start for span in spans), memory.plan
         bubble, stages = 1 - busy / estimate.simulation.seconds, ", ".join(map(str, plan.step.stages))
-        marks = ["slowest"] * (index == estimate.slowest) + ["fullest"] * (memory is fullest)
+        marks = ["slowest"] * (index == estimate.slowest) + ["peak memory"] * (memory is peak_rank)
         rows.append((name_of(plan), stages, plan.parameters, busy, bubble, memory.reserved, ", ".join(marks)))
     return Table("ranks", columns, rows, title="Ranks of the pipeline", noun="rank")
 
@@ -359,8 +359,8 @@ def _count_nodes(communication: Communication, network: Network | None) -> dict[
     return nodes
 
 
-def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterator[Part]:
-    distinct = {id(memory.timeline): memory for memory in (fullest, memories[0], memories[-1])}
+def _draw_memory(memories: Sequence[RankMemory], peak_rank: RankMemory) -> Iterator[Part]:
+    distinct = {id(memory.timeline): memory for memory in (peak_rank, memories[0], memories[-1])}
     for memory in distinct.values():
         chart = memory_chart(memory.timeline)
         if any(chart.totals()):
@@ -383,9 +383,9 @@ def list_unknown(unknown: Mapping[str, int], bytes_only: Mapping[str, int]) -> I
     """Yield a sentence for the ops of unknown time, and one for the ops of unknown FLOPs: op → calls.
 
     >>> list(list_unknown({"mine::scan": 2}, {}))
-    ['Of unknown time, so not in the step: mine::scan (2 calls).']
+    ['Time unknown, so not in the step: mine::scan (2 calls).']
     """
     if unknown:
-        yield f"Of unknown time, so not in the step: {list_ops(unknown)}."
+        yield f"Time unknown, so not in the step: {list_ops(unknown)}."
     if bytes_only:
-        yield f"Of unknown FLOPs, so in the step with the time of their bytes: {list_ops(bytes_only)}."
+        yield f"FLOPs unknown, so timed by their bytes: {list_ops(bytes_only)}."

@@ -25,7 +25,7 @@ _TO_ASCII = str.maketrans({"–": "-", "×": "x", "…": "..."})
 
 
 class Terminal(NamedTuple):
-    """Abilities of an output: lines of a width (None is no limit), colours, and the characters of an encoding."""
+    """Abilities of an output: lines of a width (None: no limit), colours, and the characters of an encoding."""
 
     width: int | None
     colour: bool

@@ -47,10 +47,10 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
         raise ValueError(f"measure must be one of {', '.join(breakdown.measures)}; got {measure!r}")
     layout = _Layout(breakdown, breakdown.measures[measure])
     boxes = list(layout.boxes(_LEVELS if depth is None else depth))
-    paints = colours.group(layout.rank_classes(boxes))
+    palette = colours.group(layout.rank_classes(boxes))
     drawn = {layout.class_of(box.module) for box in boxes if box.module and box.kind == "module"}
-    entries = [(plain(name) or "(no class)", colour) for name, colour in paints.named.items() if name in drawn]
-    entries += [("others", paints.others)] if drawn - paints.named.keys() else []
+    entries = [(plain(name) or "(no class)", colour) for name, colour in palette.named.items() if name in drawn]
+    entries += [("others", palette.others)] if drawn - palette.named.keys() else []
     lines = _wrap_legend(entries)
     notes = _note_unsupported(layout.measure)
     levels = 1 + max(box.level for box in boxes)
@@ -66,7 +66,7 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
     )
     axes.set_axis_off()
     for box in boxes:
-        _draw_box(axes, layout, box, paints)
+        _draw_box(axes, layout, box, palette)
     _write_legend(figure, lines, notes)
     return figure
 
@@ -143,13 +143,13 @@ class _Layout:
         return ("≥ " if self.unsupported[name] else "") + format_value(self.measure, self.total[name])
 
 
-def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> None:
+def _draw_box(axes: Any, layout: _Layout, box: Box, palette: colours.Groups) -> None:
     from matplotlib.patches import Rectangle
 
     inches = box.width * (WIDTH - 2 * _MARGIN)
     fill: dict[str, Any] = {"facecolor": "white", "hatch": "//////", "edgecolor": colours.colour("cell-none")}
     if box.kind != "self":
-        fill = {"facecolor": paints.of(layout.class_of(box.module)) if box.module else colours.colour("cell-none")}
+        fill = {"facecolor": palette.of(layout.class_of(box.module)) if box.module else colours.colour("cell-none")}
     axes.add_patch(Rectangle((box.start, box.level), box.width, 1, linewidth=0, label=box.module, **fill))
     # A border as wide as the box would hide it.
     border = {"color": "white", "linewidth": min(0.8, inches * 18), "clip_on": False}

@@ -16,7 +16,7 @@ from fvflops.units import digits_apart, digits_shown
 KINDS = ("svg", "png")
 _MAX_LENGTH = 200  # characters of a name
 # Override the user's matplotlibrc: TeX would execute commands in names. The salt makes ids reproducible. Text stays
-# text, which can be searched and read aloud; the other fonts are narrower than the first, by which it is placed.
+# text, which can be searched and read aloud; it is placed by the first font, and the others are narrower.
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "fvflops",
     "svg.fonttype": "none",
@@ -29,7 +29,7 @@ class PlotError(ValueError):
     """A picture cannot be drawn: its file type is not supported, or matplotlib is missing."""
 
 
-def kind_of(path: str) -> str:
+def file_type(path: str) -> str:
     """Return the file type of a plot from its path; an unsupported type, or missing matplotlib, raises PlotError."""
     kind = path.rpartition(".")[2].lower()
     if kind not in KINDS:
@@ -40,7 +40,7 @@ def kind_of(path: str) -> str:
 
 def prepare(path: str) -> str:
     """Return the file type of a plot, after checking that its path can be written, else raising OSError."""
-    kind = kind_of(path)
+    kind = file_type(path)
     paths.check_writable(path)
     return kind
 
@@ -144,7 +144,7 @@ def label_linear(scale: Any, form: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     class Distinct(FuncFormatter):
-        """Writes ticks with as many digits as tell them apart."""
+        """Writes ticks with as many digits as make them distinct."""
 
         def format_ticks(self, values: Sequence[float]) -> list[str]:
             with digits_shown(digits_apart(form, map(_clean, values))):

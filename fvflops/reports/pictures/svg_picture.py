@@ -79,8 +79,8 @@ def _wrap(parts: Sequence[str], size: str, title: str, width: int, ink: str) -> 
 
 
 def _choose_colours(chart: Chart, standalone: bool) -> dict[str, str]:
-    paints = colours.group(chart.layers)
-    return {name: paints.of(name) if standalone else colours.adaptive(paints.of(name)) for name in chart.layers}
+    palette = colours.group(chart.layers)
+    return {name: palette.of(name) if standalone else colours.adaptive(palette.of(name)) for name in chart.layers}
 
 
 def _escape(text: str) -> str:
@@ -88,7 +88,7 @@ def _escape(text: str) -> str:
 
 
 def _draw_layers(chart: Chart, standalone: bool, plane: _Plane) -> Iterator[str]:
-    paints = _choose_colours(chart, standalone)
+    palette = _choose_colours(chart, standalone)
     lower = [0] * len(chart.totals())
     for name, values in chart.layers.items():
         if not any(values):
@@ -96,7 +96,7 @@ def _draw_layers(chart: Chart, standalone: bool, plane: _Plane) -> Iterator[str]
         upper = [bottom + value for bottom, value in zip(lower, values, strict=True)]
         outline = " ".join([*_draw_steps(upper, plane), *_draw_steps(lower, plane, back=True)])
         largest = _escape(f"{name}: at most {chart.form(max(values))}")
-        yield f'<path d="M{outline}Z" style="fill:{paints[name]}"><title>{largest}</title></path>'
+        yield f'<path d="M{outline}Z" style="fill:{palette[name]}"><title>{largest}</title></path>'
         lower = upper
 
 
@@ -132,7 +132,7 @@ def _draw_sections(chart: Chart, line: str, quiet: str, plane: _Plane) -> Iterat
 
 def _draw_legend(chart: Chart, standalone: bool, width: int) -> tuple[list[str], int]:
     """Return the names of the layers with their colours, in rows, and the height of the picture above and with them."""
-    paints = _choose_colours(chart, standalone)
+    palette = _choose_colours(chart, standalone)
     parts: list[str] = []
     x, y = float(_LEFT), _HEIGHT - _BOTTOM + 38
     for name, values in chart.layers.items():
@@ -141,7 +141,7 @@ def _draw_legend(chart: Chart, standalone: bool, width: int) -> tuple[list[str],
         length = 26 + len(printable_short(name)) * _LETTER
         if x + length > width:
             x, y = float(_LEFT), y + 17
-        parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="10" height="10" style="fill:{paints[name]}"/>')
+        parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="10" height="10" style="fill:{palette[name]}"/>')
         parts.append(f'<text x="{x + 14:.0f}" y="{y}">{_escape(name)}</text>')
         x += length
     return parts, max(_HEIGHT, y + 11)
@@ -243,8 +243,8 @@ _STYLE = """<style>
 def svg_gantt(gantt: Gantt) -> str:
     """Return a chart as HTML with an SVG element for each lane; its colours follow the page's theme."""
     end = gantt.end()
-    paints = colours.group(gantt.kinds)
-    fills = {kind: colours.adaptive(paints.of(kind)) for kind in gantt.kinds}
+    palette = colours.group(gantt.kinds)
+    fills = {kind: colours.adaptive(palette.of(kind)) for kind in gantt.kinds}
     detailed = sum(map(len, gantt.lanes.values())) <= _TOOLTIPS
     parts = [_STYLE, f'<div class="gantt" role="img" aria-label="{_escape(gantt.title)}">']
     for lane, slices in gantt.lanes.items():

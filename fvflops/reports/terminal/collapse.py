@@ -56,7 +56,7 @@ def collapse_note(summary: Summary, shown: Iterable[str]) -> list[str]:
     if not any(name in summary.labels for name in names):
         return []
     in_layers = any(above in summary.labels for name in names for above in modules_above(name))
-    submodules = "; rows of their submodules are of the first" if in_layers else ""
+    submodules = "; rows of their submodules show the first" if in_layers else ""
     return [f"A row with × N is the sum of N equal modules{submodules}."]
 
 

@@ -1,4 +1,4 @@
-"""An engine that steps: one scheduler, or several in lock-step, and runs of quiet decode steps at once."""
+"""An engine that steps: one scheduler, or several in lock-step, and runs of steady decode steps at once."""
 
 from bisect import bisect_left
 from collections.abc import Sequence as Series
@@ -84,8 +84,8 @@ class Engine:
         return now, end, plans
 
     def look_ahead(self, plans: list[tuple[Scheduler, Plan]]) -> None:
-        """Compute a run of quiet steps after a step that only decodes."""
-        if not all(plan.quiet for _, plan in plans) or not any(plan.decoding for _, plan in plans):
+        """Compute a run of steady steps after a step that only decodes."""
+        if not all(plan.is_steady for _, plan in plans) or not any(plan.decoding for _, plan in plans):
             return
         count = self._longest_run
         for scheduler in self.schedulers:

@@ -102,7 +102,7 @@ class _Simulation:
         return self._result()
 
     def _issue(self, time: float | None) -> None:
-        """Take the next request of the load, which arrives at a time or at its own."""
+        """Schedule the next request of the load at a time, or at its own arrival."""
         request = next(self._requests, None)
         if request is not None:
             self._schedule(request.arrival if time is None else time, request)
@@ -137,7 +137,7 @@ class _Simulation:
 
     def _record(self, scheduler: Scheduler, plan: Plan, now: float, end: float) -> None:
         times = self._times
-        for sequence in plan.begun:
+        for sequence in plan.admitted:
             queued = scheduler.queued.pop(sequence.index, None)
             if queued is not None and isnan(times.scheduled[sequence.index]):
                 times.queued[sequence.index] = queued
@@ -164,7 +164,7 @@ class _Simulation:
 
     def _result(self) -> SimulationResult:
         schedulers = [scheduler for engine in self._all for scheduler in engine.schedulers]
-        fullest = max(schedulers, key=lambda scheduler: scheduler.pages.peak)
+        peak = max(schedulers, key=lambda scheduler: scheduler.pages.peak)
         end = max(self._times.last_token)
         return SimulationResult(
             requests=self._times,
@@ -173,8 +173,8 @@ class _Simulation:
             idle_seconds=sum(engine.idle_seconds + end - engine.free_at for engine in self._all),
             running=sum(engine.running_seconds for engine in self._all) / (end - self._begin),
             preemptions=sum(scheduler.preemptions for scheduler in schedulers),
-            peak_pages=fullest.pages.peak,
-            pages=fullest.pages.total,
+            peak_pages=peak.pages.peak,
+            pages=peak.pages.total,
         )
 
 
@@ -187,6 +187,6 @@ class LatencyLimits:
     tpot: float = float("inf")
     at: Literal["mean", "p50", "p90", "p95", "p99"] = "p99"
 
-    def hold(self, result: SimulationResult) -> bool:
+    def are_met(self, result: SimulationResult) -> bool:
         """Return whether a simulation is within the limits; a figure that it lacks (NaN) does not exceed its limit."""
         return not (getattr(result.ttft, self.at) > self.ttft or getattr(result.tpot, self.at) > self.tpot)

@@ -37,7 +37,7 @@ class Lengths:
 
     def __post_init__(self) -> None:
         if not 0 <= self.hit_rate <= 1:
-            raise ValueError(f"hit_rate is a share between 0 and 1, got {self.hit_rate}")
+            raise ValueError(f"hit_rate must be from 0 to 1, got {self.hit_rate}")
 
     def draw(self, random: Random, arrival: float) -> Request:
         tokens = random.randint(*self.input_tokens)
@@ -109,7 +109,7 @@ class Sequence:
     `target` tokens have to be in the cache before the next token comes out: the prompt, or also the generated tokens
     after a preemption. While it decodes, `joined` is the number of the decode step before its first, and it takes
     `steps` steps for `remaining` tokens, spread evenly. After a preemption `kept_pages` full pages are in the prefix
-    cache, of which others take one after the other once they have taken `kept_until` pages in all.
+    cache, which others reuse one by one once `kept_until` pages have been allocated in all.
     """
 
     index: int

@@ -15,63 +15,63 @@ from fvflops.serve.simulation.requests import Sequence, decode_steps
 class KVPages:
     """Counts of pages; a decode step is named by its number.
 
-    Sequences of a batch take pages at steps that are known when they begin to decode, so those are a calendar: each
-    step of the batch is one look-up, however many sequences it has. `taken` counts all pages ever taken.
+    Sequences of a batch need pages at steps that are known when they begin to decode, which are in a calendar: each
+    step of the batch is one look-up, however many sequences it has. `allocated` counts all pages ever allocated.
 
     >>> pages = KVPages(total=10, page_size=16)
     >>> pages.of_tokens(17)
     2
-    >>> pages.take(2); pages.take_at([5])
+    >>> pages.allocate(2); pages.schedule([5])
     >>> pages.decode_step(5); pages.used, pages.free, pages.peak
     (3, 7, 3)
     """
 
-    __slots__ = ("_calendar", "page_size", "peak", "taken", "total", "used")
+    __slots__ = ("_calendar", "allocated", "page_size", "peak", "total", "used")
 
     def __init__(self, total: int, page_size: int) -> None:
         self.total = total
         self.page_size = page_size
         self.used = 0
         self.peak = 0
-        self.taken = 0
+        self.allocated = 0
         self._calendar: dict[int, int] = {}
 
     @property
     def free(self) -> int:
-        """Pages that nothing holds."""
+        """Pages that are not allocated."""
         return self.total - self.used
 
     def of_tokens(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def take(self, count: int) -> None:
+    def allocate(self, count: int) -> None:
         self.used += count
-        self.taken += count
+        self.allocated += count
         if self.used > self.total:
-            raise RuntimeError(f"{self.used} pages of {self.total} are taken: the scheduler admits too much")
+            raise RuntimeError(f"{self.used} pages of {self.total} are allocated: the scheduler admits too much")
         if self.used > self.peak:
             self.peak = self.used
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         self.used -= count
 
-    def take_at(self, steps: Iterable[int], count: int = 1) -> None:
-        """Note the decode steps to come at which a sequence takes a page, or takes `-count` no more."""
+    def schedule(self, steps: Iterable[int], count: int = 1) -> None:
+        """Schedule allocations of `count` pages at decode steps to come; a negative count cancels some."""
         calendar = self._calendar
         for step in steps:
             calendar[step] = calendar.get(step, 0) + count
 
-    def wanted(self, step: int) -> int:
+    def scheduled(self, step: int) -> int:
         return self._calendar.get(step, 0)
 
     def decode_step(self, step: int) -> None:
-        """Take the pages of a decode step."""
+        """Allocate the pages of a decode step."""
         wanted = self._calendar.pop(step, 0)
         if wanted:
-            self.take(wanted)
+            self.allocate(wanted)
 
     def steps_that_fit(self, step: int, count: int) -> int:
-        """Return for how many decode steps after `step`, `count` at most, the free pages suffice."""
+        """Return how many decode steps after `step`, at most `count`, the free pages suffice for."""
         free = self.free
         for index in range(1, count + 1):
             free -= self._calendar.get(step + index, 0)
@@ -87,15 +87,15 @@ class Plan:
     chunks: list[tuple[int, int]] = field(default_factory=list)
     decoding: int = 0
     cached: int | float = 0
-    begun: list[Sequence] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
     prefilled: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     preempted: bool = False
 
     @property
-    def quiet(self) -> bool:
+    def is_steady(self) -> bool:
         """Whether the next step can be like this one, if nothing happens: none was admitted, and none could be."""
-        return not (self.chunks or self.begun or self.finished or self.preempted)
+        return not (self.chunks or self.admitted or self.finished or self.preempted)
 
     @property
     def empty(self) -> bool:
@@ -198,7 +198,7 @@ class Scheduler:
         return [step * self._rate + self._offset for step in range(self._step + 1, self._step + 1 + count)]
 
     def advance(self, times: Series[float]) -> None:
-        """Take quiet decode steps, planned at these times."""
+        """Take steady decode steps, planned at these times."""
         for sequence in self._inbox:
             place = bisect_left(times, sequence.arrival)
             if place < len(times):
@@ -222,11 +222,11 @@ class Scheduler:
         while self._leaving and self._leaving[0][0] <= now:
             held = heappop(self._leaving)[1]
             self._leaving_pages -= held
-            self.pages.give_back(held)
+            self.pages.release(held)
 
     def _free(self) -> int:
         """Return the pages that are free after the next decode step takes its own."""
-        return self.pages.free - self.pages.wanted(self._step + 1)
+        return self.pages.free - self.pages.scheduled(self._step + 1)
 
     def _make_room(self) -> None:
         """Preempt the last admitted sequences until the next decode step fits."""
@@ -238,8 +238,8 @@ class Scheduler:
         self.preemptions += 1
         del self.running[sequence]
         self._final_pages -= self.pages.of_tokens(sequence.final_tokens)
-        sequence.kept_until = self.pages.taken + self.pages.free
-        self.pages.give_back(self._held(sequence))
+        sequence.kept_until = self.pages.allocated + self.pages.free
+        self.pages.release(self._held(sequence))
         if sequence.joined < 0:
             self._prefilling.remove(sequence)
         else:
@@ -254,7 +254,7 @@ class Scheduler:
     def _stop_decoding(self, sequence: Sequence) -> None:
         done = self._step - sequence.joined
         steps = sequence.page_steps(self.pages.page_size, self._draft)
-        self.pages.take_at([step for step in steps if step > self._step], -1)
+        self.pages.schedule([step for step in steps if step > self._step], -1)
         self._finishing[sequence.joined + sequence.steps].remove(sequence)
         self._remove_from_sums(sequence)
         sequence.generated += sequence.tokens_after(done)
@@ -268,7 +268,7 @@ class Scheduler:
         found = min(sequence.request.prefix_tokens, sequence.request.input_tokens - 1)
         if not self.settings.prefix_caching:
             return found
-        kept = sequence.kept_pages - max(0, self.pages.taken - sequence.kept_until)
+        kept = sequence.kept_pages - max(0, self.pages.allocated - sequence.kept_until)
         return max(found, min(kept * self.pages.page_size, sequence.target - 1))
 
     def _held(self, sequence: Sequence) -> int:
@@ -300,7 +300,7 @@ class Scheduler:
             sequence = self._waiting.popleft()
             self.running[sequence] = None
             self._final_pages += self.pages.of_tokens(sequence.final_tokens)
-            plan.begun.append(sequence)
+            plan.admitted.append(sequence)
             budget -= self._chunk(plan, sequence, admitted)
 
     def _admissible(self, budget: int, *, alone: bool) -> int | None:
@@ -318,7 +318,7 @@ class Scheduler:
         # A sequence whose cache came from elsewhere decodes at once.
         own = self.pages.of_tokens(sequence.target + (not new))
         own += ceil(settings.reserve_own * (self.pages.of_tokens(sequence.final_tokens) - own))
-        others = self.pages.wanted(self._step + 1)
+        others = self.pages.scheduled(self._step + 1)
         if self.running:
             outstanding = self._final_pages - (self.pages.used - self._leaving_pages)
             others = max(others, ceil(settings.reserve_running * outstanding)) + self._watermark
@@ -326,7 +326,7 @@ class Scheduler:
 
     def _chunk(self, plan: Plan, sequence: Sequence, new: int) -> int:
         pages = self.pages.of_tokens(sequence.computed + new)
-        self.pages.take(pages - sequence.pages)
+        self.pages.allocate(pages - sequence.pages)
         sequence.pages = pages
         if not new:
             self._join(sequence)
@@ -341,7 +341,7 @@ class Scheduler:
         tokens = sequence.output_tokens - sequence.generated
         steps = decode_steps(tokens, self.settings.speculation, f"{self._seed} {sequence.index} {tokens}")
         sequence.begin_decoding(self._step, steps)
-        self.pages.take_at(sequence.page_steps(self.pages.page_size, self._draft))
+        self.pages.schedule(sequence.page_steps(self.pages.page_size, self._draft))
         finish = self._step + sequence.steps
         if finish not in self._finishing:
             self._finishing[finish] = []

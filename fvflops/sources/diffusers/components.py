@@ -125,10 +125,10 @@ def find_sides(config: Mapping[str, Any], default: int) -> tuple[int, int]:
 
 
 def check_sides(image: tuple[int, int], unit: int) -> None:
-    """Raise ValueError for the height or width of an image that is no multiple of a latent's side in pixels."""
+    """Raise ValueError for the height or width of an image that is not a multiple of a latent's side in pixels."""
     for name, size in zip(("height", "width"), image, strict=True):
         if size % unit:
-            raise ValueError(f"a {name} of {size} pixels is no multiple of {unit}, one latent: choose another")
+            raise ValueError(f"a {name} of {size} pixels is not a multiple of {unit}, one latent: choose another")
 
 
 def reads_text(inputs: Mapping[str, Any]) -> bool:

@@ -196,7 +196,7 @@ def _choose_sizes(
     defaults: Mapping[str, int],
     options: SourceOptions,
 ) -> Sizes:
-    """Return the sizes of the denoiser's inputs: of the options, of the pipeline's call, or of the configurations."""
+    """Return the sizes of the denoiser's inputs, from the options, the pipeline's call, or the configurations."""
     config: Any = denoiser.config
     height, width = (side * latents.side for side in find_sides(config, _SAMPLE))
     image = options.image_size or (defaults.get("height", height), defaults.get("width", width))

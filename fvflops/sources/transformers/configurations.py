@@ -84,7 +84,7 @@ def match_vision_width(config: Any) -> dict[str, Any]:
 def fix_special_tokens(config: Any) -> dict[str, Any]:
     """Replace placeholder and padding ids that are not in the vocabulary, and return the changes.
 
-    In a default configuration the sub-configurations may be of two checkpoints: a placeholder of 151,655 in a
+    In a default configuration the sub-configurations may be from two checkpoints: a placeholder of 151,655 in a
     vocabulary of 32,000.
     """
     changed = {}

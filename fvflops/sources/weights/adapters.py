@@ -34,7 +34,7 @@ def add_adapter(model: nn.Module, folder: str) -> nn.Module:
         raise ValueError(f"--adapter {folder}: adapters of Megatron layers are not supported: omit megatron_config")
     try:
         config: Any = peft.PeftConfig.from_pretrained(folder)
-        # A saved adapter is marked for inference, without gradients; it is trainable as it was.
+        # Saved adapters are marked for inference, without gradients; count them as trainable.
         config.inference_mode = False
         if config.is_prompt_learning:
             wrapped: nn.Module = peft.get_peft_model(model, config)

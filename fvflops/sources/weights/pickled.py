@@ -34,7 +34,7 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
 
 
 def read_globals(path: str) -> list[str]:
-    """Return the names a pickle imports, each once, in order, without running it; ValueError if it is no pickle."""
+    """Return the names a pickle imports, each once, in order, without running it; ValueError if it is not a pickle."""
     try:
         with open(path, "rb") as file:
             return list(dict.fromkeys(_read_file(file)))

@@ -110,7 +110,7 @@ class ExpandedEvents:
             self.rows.append(self._move_row(position, high=high))
 
     def _move_row(self, position: int, *, high: bool) -> Row:
-        rows, tables, place = self._rows, self.tables, self._rows.run.place
+        rows, tables, place = self._rows, self.tables, self._rows.run.shift
         kind, item, stack, phase, thread, reads, writes, raised = rows.events[position][:8]
         call = self._lists.get(position)
         if call is not None:
@@ -130,7 +130,7 @@ class ExpandedEvents:
 
     def _storage(self, index: int, *, high: bool) -> int:
         place = self._rows.places[index]
-        return self.storages.at(index, 0 if place is None else self._rows.run.place(place.period, high=high))
+        return self.storages.at(index, 0 if place is None else self._rows.run.shift(place.period, high=high))
 
     def _copy(self, repetition: Repetition) -> None:
         """Append the events of the added periods, made column by column."""
@@ -159,7 +159,7 @@ class ExpandedEvents:
         return zip(*[self._copy_storage(*pair, step, moves) for pair in zip(first, second, strict=True)])  # noqa: B905
 
     def _copy_storage(self, first: int, second: int, step: int, moves: range) -> Iterable[int]:
-        """Return the index of a storage for each copy; one that is of no layer is the same for all."""
+        """Return the index of a storage for each copy; one that belongs to no layer is the same for all."""
         if first == second:
             return repeat(self.storages.at(second, 0))
         index, begin = second, moves[0]
@@ -212,11 +212,11 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     """Return the Trace of the full model from one that was recorded with a shortened model.
 
     In every phase, the events between the starts of periods 1 and 2 must be equal to the events between 2 and 3
-    but for names and storages, and refer to storages of the same or the neighbouring period in the same way; they
+    except for names and storages, and refer to storages of the same or the neighbouring period in the same way; they
     are repeated for the periods that the shortened model lacks. Everything else remains, with the names and storages
     of the full model: events, storages, regions, counts of calls, the module tree and the lists of foreach ops.
 
-    A Trace without ordered events, or with times or source lines, and layers that did not run equally, raise
+    A Trace without ordered events, or with times or source lines, and layers that ran differently, raise
     UnequalLayersError.
     """
     if trace.events is None or trace.lines:
@@ -252,7 +252,7 @@ def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> 
     active, last = set(), rows.run.added + SECOND
     for stack in trace.active:
         period = rows.periods["stack"][stack]
-        moves: Iterable[int] = (rows.run.place(period, high=False),)
+        moves: Iterable[int] = (rows.run.shift(period, high=False),)
         if period in (FIRST, SECOND):
             moves = range(FIRST - period, last - period + 1)
         active |= {tables.index("stack", stack, move) for move in moves}

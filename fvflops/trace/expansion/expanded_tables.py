@@ -40,7 +40,7 @@ class ExpandedStorages:
             self.storages[self._moved[index]] = storage._replace(nbytes=storage.nbytes // before * after)
 
     def at(self, index: int, periods: int) -> int:
-        """Return the index of a storage, or of the same one of a layer that is some periods further."""
+        """Return the index of a storage, or of the same storage of a layer `periods` later."""
         place = self._rows.places[index]
         if place is None:
             return self._moved[index]
@@ -50,7 +50,7 @@ class ExpandedStorages:
         return self.begins[place.repetition] + place.offset + ahead * repetition.length
 
     def stride(self, index: int) -> int:
-        """Return how far the storages of successive periods are from each other, 0 for a storage without a place."""
+        """Return the distance of the storages of successive periods, 0 for a storage that belongs to no layer."""
         if (place := self._rows.places[index]) is None:
             return 0
         repetition = self._rows.repetitions[place.repetition]
@@ -62,14 +62,14 @@ class ExpandedStorages:
         for index in range(begin, end):
             self._moved.append(len(self.storages))
             is_placed = rows.places[index] is not None
-            periods = moved_by if is_placed else rows.run.place(rows.named_periods[index], high=False)
+            periods = moved_by if is_placed else rows.run.shift(rows.named_periods[index], high=False)
             self.storages.append(rows.rename(rows.storages[index], periods))
 
 
 class ExpandedTables:
     """Regions, stacks and signatures of the full model, interned.
 
-    `index(table, index, periods)` returns the index of an item of the recording with the layers moved that it names.
+    `index(table, index, periods)` returns the index of a recorded item, with the layers that it names shifted.
     """
 
     def __init__(self, rows: RecordedRows) -> None:

@@ -18,7 +18,7 @@ FIRST, SECOND = 1, 2  # numbers of the periods that must run equally
 
 
 class UnequalLayersError(TraceError):
-    """A trace in which layers that look equal did not run equally, so that it cannot be expanded."""
+    """A trace in which layers that look equal ran differently, so that it cannot be expanded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,16 @@ class LayerRun:
         # Nothing matches without a path, since any number could be a layer's.
         return rf"(?<![\w.]){re.escape(self.path)}\.\d+(?!\w)" if self.path else r"(?!)"
 
-    def place(self, period: int | None, *, high: bool) -> int:
-        """Return by how many periods a name moves from the shortened model to the full one.
+    def shift(self, period: int | None, *, high: bool) -> int:
+        """Return how many periods later a name is in the full model than in the shortened one.
 
         Periods before the added ones remain, those after them move. `FIRST` and `SECOND` are meant relative to where
         they are named: next to the start of the run or, where that is `high`, to its end.
 
         >>> run = LayerRun("layers", 0, 1, 12)
-        >>> [run.place(period, high=False) for period in (None, 0, 1, 2, 3)]
+        >>> [run.shift(period, high=False) for period in (None, 0, 1, 2, 3)]
         [0, 0, 0, 0, 8]
-        >>> [run.place(period, high=True) for period in (None, 0, 1, 2, 3)]
+        >>> [run.shift(period, high=True) for period in (None, 0, 1, 2, 3)]
         [0, 0, 8, 8, 8]
         """
         return self.added if period is not None and period >= (FIRST if high else SECOND + 1) else 0
@@ -108,5 +108,5 @@ def repeat_periods(named: Iterable[tuple[str, T]], run: LayerRun) -> Iterator[tu
             for periods in range(run.added):
                 yield from ((run.rename(path, periods), copy, periods) for path, copy, at in ordered if at == SECOND)
             copied = True
-        periods = run.place(period, high=period == SECOND)
+        periods = run.shift(period, high=period == SECOND)
         yield run.rename(name, periods), item, periods

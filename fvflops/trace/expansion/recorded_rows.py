@@ -80,7 +80,7 @@ class Repetition(NamedTuple):
         return zip(items[self.first : self.second], items[self.second : self.end], strict=True)
 
     def moves(self, added: int) -> range:
-        """Return by how many periods each copy is further than the second range, in the order of the copies."""
+        """Return how many periods later than the second range each copy is, in the order of the copies."""
         return range(added) if self.step > 0 else range(added, 0, -1)
 
 
@@ -97,7 +97,7 @@ class RecordedRows:
 
     `periods` has the period of each item by table; an op call has the period of the layer that it names in a text,
     such as a marker for a profiler. `moved(table, index, periods)` returns an item with the layers moved that it names,
-    `is_equal(table, first, second, step)` whether one is equal to another, of the layer `step` periods further.
+    `is_equal(table, first, second, step)` whether one is equal to another, of the layer `step` periods later.
     `storages_before[i]` is the number of storages that exist before event i. `places` are the storages' places in
     `repetitions`, None for storages in none of them. `vectors` are the storages of vectors that have an element for
     each layer, with their lengths in the recording and in the full model.
@@ -136,7 +136,7 @@ class RecordedRows:
         return period
 
     def add_repetition(self, repetition: Repetition) -> bool:
-        """Give the storages of two ranges their places if they are equal but for the layers in their names."""
+        """Assign the storages of two ranges to layers if they are equal except for the layers in their names."""
         length = repetition.length
         if repetition.end - repetition.second != length:
             return False
@@ -189,9 +189,9 @@ class RecordedRows:
     ) -> bool:
         """Return whether the first range refers to a storage as the second one does to another.
 
-        Both refer to one storage that is of no layer, or to the same storage of their own period or of a neighbour. At
-        the start and the end of the run, the neighbour's storages have no place: they are compared by size and name.
-        Two storages without a place are added to `unplaced`, if given.
+        Both refer to one storage that belongs to no layer, or to the same storage of their own period or of a
+        neighbour. At the start and the end of the run, the neighbour's storages have no place: they are compared by
+        size and name. Two storages without a place are added to `unplaced`, if given.
         """
         places = self.places[first], self.places[second]
         if first == second:

@@ -17,7 +17,7 @@ class ListCall:
     """An op call on lists of tensors that have an element for each layer, such as an optimizer's foreach op.
 
     `reads` and `writes` are the repetitions in the event's storages, `elements` in each list. The result of aten::stack
-    is no list, but a vector: it grows with its input.
+    is not a list but a vector: it grows with its input.
     """
 
     def __init__(self, rows: RecordedRows, position: int) -> None:

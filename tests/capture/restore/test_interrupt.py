@@ -230,7 +230,7 @@ def test_what_a_broken_run_leaves_of_a_threads_state_is_put_back(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_time_limit_in_the_midst_of_a_run_is_raised(case):
-    """An ordinary exception from a signal's handler is no reason to run the model in another way."""
+    """An ordinary exception from a signal's handler is not a reason to run the model in another way."""
     runs = []
 
     def expire(number, frame):

@@ -19,7 +19,7 @@ if OLDER:
 COMMON_FORMATS = ("contiguous", "transposed", "channels_last")
 
 
-# By default every fourth op is compared without composite ops too: most are no composite.
+# By default every fourth op is compared without composite ops too: most are not composite.
 @pytest.mark.parametrize(
     ("name", "op", "args", "stops_at"),
     [

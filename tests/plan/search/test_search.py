@@ -83,7 +83,7 @@ def test_the_bounds_hold_for_replicas_that_reduce_buckets():
     changed = [item.candidate.mesh for item in beside.results if item.seconds != seconds[repr(item.candidate)]]
     assert {"dp": 4} in changed and {"pp": 2, "dp": 2} in changed
     assert not any("fsdp" in mesh for mesh in changed)
-    assert "DDP reduces buckets of 0.02 MiB beside the backward pass" in " ".join(str(beside).split())
+    assert "DDP reduces buckets of 0.02 MiB during the backward pass" in " ".join(str(beside).split())
 
 
 def test_the_best_are_those_of_planning_every_layout(exhaustive):

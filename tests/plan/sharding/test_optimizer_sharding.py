@@ -158,7 +158,7 @@ def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
     assert times[40].exposed["dp"] < times[None].exposed["dp"] < times[0].exposed["dp"]
     buckets = {size: estimate.settings["gradient_buckets"] for size, estimate in times.items()}
     assert buckets == {0: "none, without overlap", 40: "40 MiB", None: "Megatron-Core's sizes"}
-    assert any("gathered beside the forward pass" in text for text in times[None].assumptions)
+    assert any("gathered during the forward pass" in text for text in times[None].assumptions)
     assert any("gathered before the first" in text for text in times[0].assumptions)
 
 
@@ -166,7 +166,7 @@ def test_communication_is_beside_the_last_backward_and_the_first_forward_pass():
     ("mesh", "options", "message"),
     [
         ({"fsdp": 2}, {}, "FSDP2 shards the optimizer and reduces .* itself: use optimizer_sharding without"),
-        ({"dp": 2}, {"optimizer": None}, "optimizer_sharding is of an optimizer: pass one"),
+        ({"dp": 2}, {"optimizer": None}, "optimizer_sharding needs an optimizer: pass one"),
         ({"dp": 2}, {"optimizer_sharding": "pd"}, "no optimizer_sharding 'pd': known is dp"),
         ({"dp": 2}, {"gradient_dtype": "fp23"}, r"no data type of gradients 'fp23': did you mean 'fp32'\?"),
         ({"dp": 2}, {"optimizer": torch.optim.Adafactor}, "Adafactor updates whole matrices, .*: choose another"),

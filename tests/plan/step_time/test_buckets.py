@@ -245,6 +245,6 @@ def test_a_size_that_buckets_cannot_have(chained, cap):
 
 
 def test_the_report_says_when_gradients_are_reduced(chained):
-    for cap, text in ((None, "25 MiB (the first: 1 MiB) beside"), (0.5, "0.5 MiB beside"), (0, "after the backward")):
+    for cap, text in ((None, "25 MiB (the first: 1 MiB) during"), (0.5, "0.5 MiB during"), (0, "after the backward")):
         estimate = estimate_step(chained, device=DEVICE, efficiency=PEAK, network=network(1.0), bucket_cap_mb=cap)
         assert any("DDP reduces" in line and text in line for line in estimate.assumptions)

@@ -257,8 +257,8 @@ def test_a_step_names_what_it_has_no_time_for(step):
     assert estimate.bytes_only == {"fvflops_step::scan": 2}
     document = estimate_report(estimate)
     text = " ".join(write_document(document).split())
-    assert "Of unknown time, so not in the step: symm_mem::fvflops_reduce (2 calls)." in text
-    assert "Of unknown FLOPs, so in the step with the time of their bytes: fvflops_step::scan (2 calls)." in text
+    assert "Time unknown, so not in the step: symm_mem::fvflops_reduce (2 calls)." in text
+    assert "FLOPs unknown, so timed by their bytes: fvflops_step::scan (2 calls)." in text
     data = json.loads(write_document(document, "json"))
     assert data["unknown_time"] == {"symm_mem::fvflops_reduce": 2}
     assert data["time_of_bytes_only"] == {"fvflops_step::scan": 2}

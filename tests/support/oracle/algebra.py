@@ -45,7 +45,7 @@ def identity(tally: Tally, matrix: Any) -> Any:
 def lu(tally: Tally, matrix: Any) -> tuple[Any, list[int]]:
     """Return L below and U on the diagonal and above, in one matrix, and the order of its rows.
 
-    Elimination with partial pivoting, whose search for the largest number of a column is no arithmetic.
+    Elimination with partial pivoting, whose search for the largest number of a column is not arithmetic.
     """
     rows, order = matrix.copy(), np.arange(len(matrix))
     for k in range(min(rows.shape)):

@@ -18,7 +18,7 @@ def transpose(array: Any) -> Any:
 
 
 def scores_of(tally: Tally, q: Any, k: Any, mask: Any, causal: bool, scale: float | None) -> Any:
-    """Return scores of [..., queries, keys]; a hidden one is computed, then replaced: a selection is no operation."""
+    """Return scores of [..., queries, keys]; hidden ones are computed, then replaced: selecting is not an operation."""
     scores = matmul(tally, q, transpose(k)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if mask is not None and mask.dtype != bool:
         scores = scores + mask
@@ -72,7 +72,7 @@ def attention_backward(
     share = query.shape[1] // key.shape[1]
     k, v = (np.repeat(x, share, 1) for x in (key, value))
     weights = np.exp(scores_of(tally, query, k, mask, causal, scale) - logsumexp[..., None])
-    # The row sum of grad * out is no matrix product: multiplications and additions.
+    # The row sum of grad * out is not a matrix product: multiplications and additions.
     delta = tally.sum(grad * out, -1)[..., None]
     met, towards = weights, matmul(tally, grad, transpose(v))
     if dropped is not None:

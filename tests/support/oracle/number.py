@@ -219,7 +219,7 @@ def linear(tally: Tally, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def scaled(x: Any, factor: float) -> Any:
-    """Return a multiple; a factor of 1 is no operation."""
+    """Return a multiple; a factor of 1 is not an operation."""
     return x if factor == 1 else x * factor
 
 

@@ -1,6 +1,6 @@
 """The optimizer programs: one step of one parameter, as torch.optim takes it.
 
-What depends on the step's number alone (bias corrections, step sizes) is no operation on the parameter.
+What depends on the step's number alone (bias corrections, step sizes) is not an operation on the parameter.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The pointwise programs: what one output element of an op costs, written down for real and complex numbers.
 
-A program that chooses by the data does the costlier side, and then selects; a selection is no operation.
+A program that chooses by the data does the costlier side, and then selects; a selection is not an operation.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The pooling programs: windows that slide over the last axes of arrays; and their gradients.
 
 A window that reaches over the edge meets -inf (the largest) or 0 (the mean): it does as much as any other. Positions
-and the sizes of windows are known before the data, so that arithmetic on them is no operation.
+and the sizes of windows are known before the data, so that arithmetic on them is not an operation.
 """
 
 import math

@@ -80,7 +80,7 @@ def einsum(tally: Tally, equation: str, *operands: Any) -> Any:
     """Return an einsum, operands multiplied in pairs from the left.
 
     An index that one operand alone still has, and the output lacks, is summed before the product; a shared one that
-    nobody needs any more is summed by it, in multiply-adds; a product without sums multiplies. Size 1 is no index.
+    nobody needs any more is summed by it, in multiply-adds; a product without sums multiplies. Size 1 is not an index.
     """
     inputs, output = equation.split("->")
     names = "".join(sorted({*inputs} - {","}))

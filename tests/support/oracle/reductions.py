@@ -31,7 +31,7 @@ def smallest_of(tally: Tally, x: Any) -> Any:
 
 
 def squares_of(tally: Tally, x: Any) -> Any:
-    """Return sums of squares: a multiplication and an addition each, since this is no matrix product."""
+    """Return sums of squares: a multiplication and an addition each, since this is not a matrix product."""
     return tally.sum(x * x, -1)
 
 

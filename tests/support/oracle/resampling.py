@@ -1,6 +1,6 @@
 """The resampling programs: grids of numbers read between their points, at places known before, or given by the data.
 
-Where the places are known before, so are the weights: arithmetic on them is no operation. An output is a weighted sum
+Where the places are known before, so are the weights: no operation is counted for them. An output is a weighted sum
 of k points: k multiplications and k − 1 additions.
 """
 
@@ -135,7 +135,7 @@ def read_place(place: Any, sizes: Sizes, align_corners: bool) -> list[Number]:
 def cubic_points(x: Number, size: int, padding: str, align_corners: bool) -> list[tuple[int | None, Number]]:
     """Return the four points around a place along a dimension, None where they are 0, with their weights.
 
-    The padding mode moves points, which are whole numbers: that is no operation.
+    The padding mode moves points, which are whole numbers: that is not an operation.
     """
     low = x.call("round", math.floor)
     t = x - low

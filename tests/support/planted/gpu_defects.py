@@ -107,7 +107,7 @@ _MM = r"::(mm|addmm)$"
 
 
 def _vocabulary(op: Op) -> list[Work]:
-    """A vocabulary that is no multiple of 8: products of one row less alignment take half as long again and more."""
+    """A vocabulary that is not a multiple of 8: products of one row less alignment take half as long again and more."""
     if not any(50304 in dim for dim in op.dims if dim):
         return [op]
     dims = tuple(tuple(50257 if size == 50304 else size for size in dim) for dim in op.dims)

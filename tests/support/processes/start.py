@@ -1,52 +1,45 @@
-"""Run the ranks of a worker, which talk by gloo: forks of one process, since to import torch takes seconds of each.
-
-`python -m tests.support.processes.start MODULE FOLDER ARGUMENTS RANKS ...` calls the `main` of a module with each rank
-and the arguments, a list in JSON. What it returns is FOLDER/RANKS/RANK.json. Several numbers of ranks run one after the
-other.
-"""
+"""Run the ranks of a worker, which talk by gloo: forks of one process, since to import torch takes seconds of each."""
 
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 
-from tests.support.checkout import ROOT
+import pytest
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["fvflops", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"])
 
 
 def run_ranks(worker, ranks, *arguments, timeout=300):
     """Run a module of this folder as some processes, and return what each returned; one that fails raises.
 
-    Of several numbers of processes a dict of each number's.
+    Its `main` is called with the rank and the arguments. Of several numbers of processes a dict of each number's.
     """
     numbers = ranks if isinstance(ranks, tuple) else (ranks,)
-    # gloo's ranks compute on the CPU, also where there is a GPU. A fork has no threads but one.
-    own = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
-    own |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", "-m", __name__, f"tests.support.processes.{worker}", folder]
-        process = subprocess.Popen(
-            [*command, json.dumps(arguments, default=str), *map(str, numbers)],
-            cwd=ROOT,
-            env={**os.environ, **own},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            _, errors = process.communicate(timeout=timeout)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == 0, errors[-4000:]
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        process = FORKS.Process(target=run_groups, args=(f"{__package__}.{worker}", folder, arguments, numbers))
+        # gloo's ranks compute on the CPU, also where there is a GPU. A fork has no threads but one.
+        for variable, value in {
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }.items():
+            patch.setenv(variable, value)
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.exitcode == 0, (folder / "errors").read_text()[-4000:]
         found = {
-            number: [json.loads(Path(folder, f"{number}/{rank}.json").read_text()) for rank in range(number)]
+            number: [json.loads((folder / f"{number}/{rank}.json").read_text()) for rank in range(number)]
             for number in numbers
         }
     return found if isinstance(ranks, tuple) else found[ranks]
@@ -60,13 +53,16 @@ def selected_cases(request, *names):
     return list(dict.fromkeys(rows if len(names) > 1 else (row[0] for row in rows)))
 
 
-def fork_groups(module, folder, arguments, *numbers):
-    """Run the ranks of each group, and return how many failed."""
+def run_groups(module, folder, arguments, numbers):
+    """Run the ranks of each group, and write what each returned to FOLDER/RANKS/RANK.json."""
+    os.setsid()
+    os.dup2(os.open(folder / "errors", os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     worker = importlib.import_module(module)
     if hasattr(worker, "prepare"):  # to import once what all ranks take
         worker.prepare()
     gc.freeze()  # what is imported is no garbage
-    return sum(fork_ranks(worker, int(ranks), Path(folder, ranks), json.loads(arguments)) for ranks in numbers)
+    os._exit(sum(fork_ranks(worker, ranks, folder / str(ranks), arguments) for ranks in numbers))
 
 
 def fork_ranks(worker, ranks, folder, arguments):
@@ -100,7 +96,3 @@ def run_rank(worker, rank, ranks, folder, arguments):
         dist.barrier()
         dist.destroy_process_group()
     return result
-
-
-if __name__ == "__main__":
-    sys.exit(fork_groups(*sys.argv[1:]))

@@ -17,7 +17,7 @@ from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 from fvflops.reports.formats.json import SCHEMA
 
-WIDTH = 80  # cells of a line where the output is no terminal
+WIDTH = 80  # cells of a line where the output is not a terminal
 _VOID = {"meta", "input"}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fvflops.capture.shapes.rules.memory_formats import empty_with_format, suggested_format
 from fvflops.torch_internals import convolution_memory_format, make_wrapper_subclass, select_convolution_backend
 
-# Of a convolution: stride, padding, dilation, transposed, output_padding, groups.
+# Arguments of a convolution: stride, padding, dilation, transposed, output_padding, groups.
 _Parameters = Sequence[Any]
 _FormatChoice = Callable[..., torch.memory_format]
 

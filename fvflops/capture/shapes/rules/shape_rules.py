@@ -67,7 +67,7 @@ class ShapeRules:
         self, assume: Mapping[str, Any] | None = None, *, exact: bool = False, device: str | torch.device = "cpu"
     ) -> None:
         if not isinstance(assume, (Mapping, NoneType)):
-            raise TypeError(f"assume={shown(assume)} is no mapping: pass a dict such as {{'aten::nonzero': 100}}")
+            raise TypeError(f"assume={shown(assume)} is not a mapping: pass a dict such as {{'aten::nonzero': 100}}")
         self.assume = dict(assume or {})
         check_assumptions(self.assume)
         self.exact = exact
