@@ -31,6 +31,8 @@ from fvflops.devices.utilisation import UtilisationError as UtilisationError
 from fvflops.devices.utilisation import hfu as hfu
 from fvflops.devices.utilisation import mfu as mfu
 from fvflops.devices.utilisation import model_flops as model_flops
+from fvflops.explain.annotation import AnnotatedTrace as AnnotatedTrace
+from fvflops.explain.annotation import annotate_trace as annotate_trace
 from fvflops.explain.explained_trace import ExplainedTrace as ExplainedTrace
 from fvflops.explain.explained_trace import explain_trace as explain_trace
 from fvflops.explain.findings.find_losses import find_losses as find_losses
@@ -42,8 +44,6 @@ from fvflops.formulas import Cost as Cost
 from fvflops.formulas import FormulaTable as FormulaTable
 from fvflops.formulas import load_table as load_table
 from fvflops.formulas import register_formula as register_formula
-from fvflops.measure.kernels.annotation import AnnotatedTrace as AnnotatedTrace
-from fvflops.measure.kernels.annotation import annotate_trace as annotate_trace
 from fvflops.measure.kernels.kernel_profile import KernelProfile as KernelProfile
 from fvflops.measure.kernels.model_profile import profile_kernels as profile_kernels
 from fvflops.measure.op_roofline import roofline as roofline

@@ -42,12 +42,8 @@ def add_model(
     parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input", assume: bool = True
 ) -> None:
     """Add MODEL, its inputs, and with `assume` the output sizes of data-dependent ops."""
-    parser.add_argument(
-        "model",
-        nargs=nargs,
-        metavar="MODEL",
-        help=f"{', '.join(FORMS.values())}; fvflops list SOURCE lists the names of each",
-    )
+    forms = ", ".join(FORMS.values())
+    add_options(parser, f"model MODEL  {forms}; fvflops list SOURCE lists the names of each", nargs={"model": nargs})
     add_inputs(parser, shape=shape)
     if assume:
         add_assume(parser)
@@ -112,13 +108,12 @@ def building_options(arguments: argparse.Namespace) -> SourceOptions:
 
 def add_assume(parser: argparse.ArgumentParser) -> None:
     """Add the output sizes of data-dependent ops."""
-    find_group(parser, "inputs").add_argument(
-        "--assume",
-        action="append",
-        default=[],
-        metavar="OP=SIZE",
-        help="number of elements that a data-dependent op selects, such as aten::nonzero=100, or their fraction, such "
-        "as 0.5; may be repeated",
+    add_options(
+        find_group(parser, "inputs"),
+        """
+        --assume OP=SIZE ...  number of elements that a data-dependent op selects, such as aten::nonzero=100, or their
+            fraction, such as 0.5; may be repeated
+        """,
     )
 
 
@@ -170,12 +165,8 @@ class _Loss(argparse.Action):
 
 def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
     """Add the number of draws over which the minimum, mean and maximum of `what` are reported."""
-    group.add_argument(
-        "--repeat",
-        type=parse_count,
-        metavar="N",
-        help=f"for a model with random control flow: minimum, mean and maximum of the {what} over N draws",
-    )
+    text = f"--repeat N  for a model with random control flow: minimum, mean and maximum of the {what} over N draws"
+    add_options(group, text, type={"repeat": parse_count})
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:
@@ -249,12 +240,9 @@ def add_report(
 
 
 def add_save_trace(files: argparse._ActionsContainer) -> None:
-    find_group(files, "additional files").add_argument(
-        "--save-trace",
-        type=parse_trace_name,
-        metavar="FILE",
-        help="save the Trace as .json or .json.gz, for use as MODEL of count, compare, roofline, diff and check",
-    )
+    uses = "for use as MODEL of count, compare, roofline, diff and check"
+    text = f"additional files:\n--save-trace FILE  save the Trace as .json or .json.gz, {uses}"
+    add_options(files, text, type={"save_trace": parse_trace_name})
 
 
 def add_exports(files: argparse._ActionsContainer, *, weights: str) -> None:
@@ -276,9 +264,7 @@ def add_trace_only(parser: argparse.ArgumentParser) -> None:
 
 
 def add_imports(parser: argparse._ActionsContainer, *, help: str) -> None:
-    parser.add_argument(
-        "--import", dest="imports", action="append", default=[], metavar="MODULE", help=f"{help}; may be repeated"
-    )
+    add_options(parser, f"--import MODULE ...  {help}; may be repeated", dest={"import": "imports"})
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -294,10 +280,8 @@ def import_modules(names: Sequence[str]) -> None:
 
 def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:
     """Add the deepest module level shown."""
-    group = find_group(parser, "report")
-    text = help or "deepest module level shown"
-    text += "" if default is None else f"; default: {default}"
-    group.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=text)
+    text = (help or "deepest module level shown") + ("" if default is None else f"; default: {default}")
+    add_options(parser, f"report:\n--depth N  {text}", type={"depth": parse_depth}, default={"depth": default})
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:

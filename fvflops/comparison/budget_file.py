@@ -26,7 +26,7 @@ import yaml
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas.loading import require_table_name
 from fvflops.formulas.yaml_document import Node, Returned, make_error, parse_document, read_document
-from fvflops.text import record_repr, shown, suggest, truncate
+from fvflops.text import shown, shown_by_fields, suggest, truncate
 from fvflops.units import parse_share, parse_size
 
 # Keys besides the metrics: the predicted peak memory in bytes, and the number of unsupported ops.
@@ -56,6 +56,7 @@ class Limit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
 class Budget:
     """The limits of one model by metric, and the FLOPs by module and operator that --update recorded."""
 
@@ -64,8 +65,6 @@ class Budget:
     table: str | None = None
     modules: Mapping[str, int] = field(default_factory=dict)
     operators: Mapping[str, int] = field(default_factory=dict)
-
-    __repr__ = record_repr
 
 
 _FILE_KEYS = ("description", "tolerance", "table", "models")

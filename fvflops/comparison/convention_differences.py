@@ -19,12 +19,13 @@ from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.reports.terminal.op_coverage import describe_ignored
-from fvflops.text import Unpack, explaining_arguments, record_repr, short_repr, suggest
+from fvflops.text import Unpack, explaining_arguments, short_repr, shown_by_fields, suggest
 from fvflops.trace import Counts, Entry, Status, TraceError
 from fvflops.units import format_quantity, format_short, format_signed
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
 class ConventionTotal:
     """The count by one convention: multiply_add * macs + flops in total; `unsupported` are the unsupported ops.
 
@@ -39,8 +40,6 @@ class ConventionTotal:
     flops: int
     unsupported: tuple[str, ...] = ()
     ignored_work: str = ""
-
-    __repr__ = record_repr
 
     @property
     def total(self) -> int:

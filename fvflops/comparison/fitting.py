@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
-from fvflops.comparison.cost_functions import Axis, Sizes
+from fvflops.comparison.cost_functions import Axis, CostExpression, Sizes
 from fvflops.comparison.polynomial import Exponents, Number, Polynomial
 
 # The highest power of one size that is tried.
@@ -25,73 +25,61 @@ _NODE_INDICES = (0, 1, 3, 7, 12, 20)
 _FRACTIONS = (1.0, 0.5, 0.618034, 0.236068, 0.854102)
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A polynomial's domain and exponents, and the sizes at which it was fitted and verified (held out).
+def find_fit(cost: CostExpression, count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> CostExpression:
+    """Return a cost with the domain of its polynomial, and the sizes at which that is fitted and held out.
 
-    `exponents` is None where there is no polynomial; `without` names the sizes in which there is none, or all of them
-    where there is one in each size alone but none in all together.
-    """
+    The domain is all sizes of the axes, sizes above a minimum, or the multiples of a step. Without a polynomial
+    `fitted` is empty, and `without` names the sizes in which there is none, or all of them where there is one in each
+    size alone but none in all together. `count` is called with sizes in the order of the axes, and `counted` has its
+    results so far: results that are not fitted verify the fit. The degree is raised, up to the fourth in each size,
+    until all counts agree.
 
-    axes: tuple[Axis, ...]
-    exponents: tuple[Exponents, ...] | None
-    fitted: tuple[Sizes, ...] = ()
-    held_out: tuple[Sizes, ...] = ()
-    without: tuple[str, ...] = ()
-
-
-def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> Fit:
-    """Return the fit of a count for all sizes of the axes, sizes above a minimum, or the multiples of a step.
-
-    `count` is called with sizes in the order of the axes, and `counted` has its results so far: results that are not
-    fitted verify the fit. The degree is raised, up to the fourth in each size, until all counts agree.
-
-    >>> counted = {}
+    >>> counted, axes = {}, (Axis("batch", 1, 9), Axis("seq", 1, 99))
     >>> def count(sizes):
     ...     return counted.setdefault(sizes, sizes[0] * sizes[1] ** 2 + 3)
-    >>> fit = find_fit((Axis("batch", 1, 9), Axis("seq", 1, 99)), count, counted)
+    >>> fit = find_fit(CostExpression("flops", axes, None, axes), count, counted)
     >>> print(interpolate(fit, counted), len(fit.fitted), len(fit.held_out))
     batch·seq² + 3 6 15
     """
+    axes = cost.axes
     domains = [_search_axis(axis_index, axes, count) for axis_index in range(len(axes))]
     without = tuple(axis.name for axis, domain in zip(axes, domains, strict=True) if domain is None)
     if without:
-        return Fit(tuple(axes), None, without=without)
+        return replace(cost, without=without)
     domain = tuple(axis for axis in domains if axis is not None)
     # Searched again inside the common domain: sizes outside, such as below a stride, may hide a term.
     found = [_find_factors(axis, _along(index, domain, count)) for index, axis in enumerate(domain)]
     degrees = [len(factors) - 1 for factors in found if factors]
     if len(degrees) < len(domain):
-        return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
+        return replace(cost, without=cost.names)
     for sizes in _spread(domain):
         count(sizes)
     for total in range(max(degrees), sum(degrees) + 1):
-        exponents = tuple(key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total)
+        exponents = [key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total]
         grid = [_nodes(axis) for axis in domain]
-        fitted = {tuple(map(list.__getitem__, grid, key)): key for key in exponents}
+        fitted = dict.fromkeys(tuple(map(list.__getitem__, grid, key)) for key in exponents)
         for sizes in fitted:
             count(sizes)
         inside = [sizes for sizes in counted if all(size in axis for size, axis in zip(sizes, domain, strict=True))]
-        fit = Fit(domain, exponents, tuple(fitted), tuple(sizes for sizes in inside if sizes not in fitted))
-        if fit.held_out and agrees(fit, interpolate(fit, counted), counted):
+        held_out = tuple(sizes for sizes in inside if sizes not in fitted)
+        fit = replace(cost, domain=domain, fitted=tuple(fitted), held_out=held_out)
+        if held_out and agrees(fit, interpolate(fit, counted), counted):
             return fit
-    return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
+    return replace(cost, without=cost.names)
 
 
-def interpolate(fit: Fit, counted: Mapping[Sizes, int]) -> Polynomial:
-    """Return the polynomial with the exponents of a fit through the counts at its sizes."""
-    if fit.exponents is None:
-        raise ValueError(f"there is no polynomial in {', '.join(fit.without)}")
-    table: dict[Exponents, Number] = {key: counted[sizes] for key, sizes in zip(fit.exponents, fit.fitted, strict=True)}
-    for axis_index, axis in enumerate(fit.axes):
-        nodes = _nodes(axis)
-        for line in _lines(fit.exponents, axis_index):
+def interpolate(fit: CostExpression, counted: Mapping[Sizes, int]) -> Polynomial:
+    """Return the polynomial through the counts at the fitted sizes, of which there is one for each term."""
+    grid = [_nodes(axis) for axis in fit.domain]
+    table: dict[Exponents, Number] = {tuple(map(list.index, grid, sizes)): counted[sizes] for sizes in fit.fitted}
+    for axis_index, nodes in enumerate(grid):
+        for line in _lines(table, axis_index):
             column = _to_powers(_divide_differences([table[key] for key in line], nodes), nodes)
             table.update(zip(line, column, strict=True))
-    return Polynomial.of((axis.name for axis in fit.axes), table)
+    return Polynomial.of(fit.names, table)
 
 
-def agrees(fit: Fit, polynomial: Polynomial, counted: Mapping[Sizes, int]) -> bool:
+def agrees(fit: CostExpression, polynomial: Polynomial, counted: Mapping[Sizes, int]) -> bool:
     """Return whether a polynomial gives the counts at all sizes that a fit held out."""
     return all(polynomial.at(sizes) == counted[sizes] for sizes in fit.held_out)
 

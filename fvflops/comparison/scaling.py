@@ -18,7 +18,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
 from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.comparison.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
-from fvflops.comparison.fitting import Fit, agrees, find_fit, interpolate
+from fvflops.comparison.fitting import agrees, find_fit, interpolate
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.text import Unpack, explaining_arguments, shown
@@ -144,28 +144,25 @@ def describe_costs(
     # The ends first, so that a size that the model does not accept fails before the other runs.
     count(tuple(axis.first for axis in axes))
     count(tuple(axis.last for axis in axes))
-    fit = find_fit(axes, count, totals)
+    fit = find_fit(CostExpression(metric, axes, None, axes), count, totals)
     unsupported: Counter[str] = Counter()
     about: dict[str, str] = {}
     for counts in samples.values():
         unsupported |= Counter(counts.unsupported)
         about |= counts.about
-    fitted: dict[str, Any] = {"fitted": fit.fitted, "held_out": fit.held_out, "without": fit.without}
-    template = CostExpression(metric, axes, None, fit.axes, unsupported=unsupported, about=about, **fitted)
-    modules = _express_parts(template, fit, {sizes: value.modules for sizes, value in samples.items()})
-    operators = _express_parts(template, fit, {sizes: value.operators for sizes, value in samples.items()})
-    return replace(_with_counts(template, fit, totals), modules=modules, operators=operators)
+    fit = replace(fit, unsupported=unsupported, about=about)
+    modules = _express_parts(fit, {sizes: value.modules for sizes, value in samples.items()})
+    operators = _express_parts(fit, {sizes: value.operators for sizes, value in samples.items()})
+    return replace(_with_counts(fit, totals), modules=modules, operators=operators)
 
 
-def _with_counts(template: CostExpression, fit: Fit, counted: dict[Sizes, int]) -> CostExpression:
-    polynomial = None if fit.exponents is None else interpolate(fit, counted)
+def _with_counts(fit: CostExpression, counted: dict[Sizes, int]) -> CostExpression:
+    polynomial = interpolate(fit, counted) if fit.fitted else None
     is_right = polynomial is not None and agrees(fit, polynomial, counted)
-    return replace(template, polynomial=polynomial if is_right else None, counted=counted)
+    return replace(fit, polynomial=polynomial if is_right else None, counted=counted)
 
 
-def _express_parts(
-    template: CostExpression, fit: Fit, counts: Mapping[Sizes, Mapping[str, int]]
-) -> dict[str, CostExpression]:
+def _express_parts(fit: CostExpression, counts: Mapping[Sizes, Mapping[str, int]]) -> dict[str, CostExpression]:
     """Return the cost of each module or operator; equal counts share one expression."""
     by_counts: dict[tuple[int, ...], CostExpression] = {}
     parts: dict[str, CostExpression] = {}
@@ -173,7 +170,7 @@ def _express_parts(
         counted = {sizes: part.get(name, 0) for sizes, part in counts.items()}
         key = tuple(counted.values())
         if key not in by_counts:
-            by_counts[key] = _with_counts(template, fit, counted)
+            by_counts[key] = _with_counts(fit, counted)
         parts[name] = by_counts[key]
     return parts
 

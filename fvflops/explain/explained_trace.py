@@ -148,4 +148,4 @@ def _describe(trace: ExplainedTrace) -> Iterator[str]:
         negative, unreadable = (format_quantity(n, "event") for n in (columns.negative, columns.unreadable))
         if columns.negative or columns.unreadable:
             taken = f"{negative} of negative duration taken as 0"
-            yield f"{columns.path}: {taken}, {unreadable} without a valid time ignored"
+            yield f"{columns.path}: {taken}, {unreadable} with invalid values ignored"

@@ -151,7 +151,7 @@ class LaunchContexts:
         self._of_span = cache(self._find)
         self._forward = _find_forward_ops(columns)
         names = columns.names.values
-        self._graphs = {number for number, name in enumerate(names) if "GraphLaunch" in str(name)}
+        self._graphs = {number for number, name in enumerate(names) if "GraphLaunch" in name}
 
     def of(self, op: int, launch: int) -> Context:
         """Return the context of an activity by its op and its runtime call, each -1 if unknown."""
@@ -263,7 +263,7 @@ class IdleCauses:
             number: cause
             for number, name in enumerate(columns.names.values)
             for cause, pattern in reversed(_OTHER_WORK.items())
-            if pattern.search(str(name))
+            if pattern.search(name)
         }
 
     def of_gap(self, start: int, end: int, launch: int) -> Iterator[IdlePiece]:
@@ -306,11 +306,11 @@ class IdleCauses:
             return "host", "outside of recorded events"
         host, names = self._columns.host, self._columns.names
         around = list(host.ancestors(span))
-        chain = [(host.kind[index], str(names[host.name[index]])) for index in around]
+        chain = [(host.kind[index], names[host.name[index]]) for index in around]
         kind, name = chain[0]
         for index in around:
             if cause := self._other.get(host.name[index]):
-                return cause, str(names[host.name[index]])
+                return cause, names[host.name[index]]
         frames = [frame for kind_around, frame in chain if kind_around == PYTHON]
         frame = next((frame for frame in frames if not _OF_LIBRARIES.search(frame)), frames[0] if frames else "")
         ops = [op for kind_around, op in chain if kind_around == OP]

@@ -12,8 +12,6 @@ from fvflops.formulas import load_table
 from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
 from fvflops.plan.step_time.op_estimate import estimate_signature
 
-_KEYS = ("Input Dims", "Input type", "Concrete Inputs")
-
 
 class OpCost(NamedTuple):
     """Work, bytes and expected seconds of one call, None where unknown."""
@@ -33,7 +31,7 @@ class OpCosts:
         self.device = device
         self._table = load_table("exact")
         self._cost_model = TableCostModel(self._table, "flops")
-        self._known: dict[tuple[str, tuple[Any, ...]], OpCost] = {}
+        self._known: dict[tuple[str, str], OpCost] = {}
 
     def is_counted(self, op: str, inputs: Sequence[Any]) -> bool:
         """Return whether the work of a call is known by its inputs."""
@@ -41,7 +39,7 @@ class OpCosts:
 
     def cost(self, op: str, inputs: Sequence[Any]) -> OpCost:
         """Return the cost of a call by its inputs as recorded: dimensions, types and values."""
-        key = op, _freeze(inputs)
+        key = op, str(inputs)
         if key not in self._known:
             self._known[key] = self._find(op, inputs)
         return self._known[key]
@@ -50,8 +48,7 @@ class OpCosts:
         row = self._table.row(op)
         if row is None or row.kind == "decompose":
             return UNKNOWN_COST
-        args = {name: value for name, value in zip(_KEYS, inputs, strict=True) if value is not None}
-        costs = ShapeCosts([(op, args)], self._table, self._cost_model)
+        costs = ShapeCosts([(op, inputs)], self._table, self._cost_model)
         signature = costs.signature(0)
         if signature is None:
             return UNKNOWN_COST
@@ -60,7 +57,3 @@ class OpCosts:
             with suppress(ValueError):  # a view, or an op of unknown work
                 seconds = estimate_signature(signature, self.device).seconds
         return OpCost(costs.work(0), costs.nbytes(0), seconds)
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(map(_freeze, value)) if isinstance(value, (list, tuple)) else value

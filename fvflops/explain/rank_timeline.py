@@ -51,15 +51,17 @@ class Window(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """Key by which rows are summed; names and arguments are numbers of the columns."""
+    """Key by which rows are summed: first fields of a WorkRow, `inputs` and `details` as numbers of the columns."""
 
     kind: str
-    group: int
-    op: int
-    name: int
+    group: str
+    op: str
+    kernel: str
+    phase: str
+    module: str
     inputs: int
     details: int
-    context: Context
+    is_graph: bool
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ def build_timeline(columns: TraceColumns, costs: OpCosts) -> RankTimeline:
     contexts = LaunchContexts(columns, costs.is_counted)
     found = [contexts.of(op, launch) for op, launch in zip(activities.op, activities.launch, strict=True)]
     named = zip(found, activities.name, activities.kind, strict=True)
-    kinds = [contexts.kind(context, str(columns.names[name]), kind) for context, name, kind in named]
+    kinds = [contexts.kind(context, columns.names[name], kind) for context, name, kind in named]
     division = _divide(activities, kinds)
     work = _sum_work(columns, activities, found, division, bounds, _find_outer(columns, found, costs))
     idle = _sum_idle(columns, activities, division, bounds, on_gpu=on_gpu)
@@ -124,7 +126,7 @@ def _list_host_work(columns: TraceColumns) -> Activities:
     Collectives of gloo, which have threads of their own, are activities too; ops in other work than the step's are not.
     """
     host, found, causes = columns.host, Activities(), IdleCauses(columns)
-    collectives = {number for number, name in enumerate(columns.names.values) if str(name).startswith("gloo:")}
+    collectives = {number for number, name in enumerate(columns.names.values) if name.startswith("gloo:")}
     pieces = []
     for thread in range(len(columns.threads)):
         first, stop = host.thread_range(thread)
@@ -148,7 +150,7 @@ def _list_host_work(columns: TraceColumns) -> Activities:
 def _find_windows(columns: TraceColumns, activities: Activities, *, on_gpu: bool) -> tuple[list[Window], list[int]]:
     """Return the windows of the steps, and their bounds: one more."""
     host = columns.host
-    is_step = {number for number, name in enumerate(columns.names.values) if _STEP.fullmatch(str(name))}
+    is_step = {number for number, name in enumerate(columns.names.values) if _STEP.fullmatch(name)}
     steps = [index for index, kind in enumerate(host.kind) if kind == RANGE and host.name[index] in is_step]
     steps.sort(key=host.start.__getitem__)
     first, last = min(activities.start, default=0), max(activities.end, default=0)
@@ -225,15 +227,14 @@ def _sum_work(
     outer: Set[int],
 ) -> list[dict[_Key, _Sums]]:
     """Return the sums of each window's rows; calls of `outer` ops are counted by the ops inside them."""
-    host = columns.host
+    host, names = columns.host, columns.names
     sums: list[dict[_Key, _Sums]] = [defaultdict(_Sums) for _ in bounds[1:]]
     keys = []
-    for index, context in enumerate(contexts):
-        op = host.name[context.op] if context.op >= 0 else -1
-        inputs = host.inputs[context.op] if context.op >= 0 else -1
-        kind, group = division.kinds[index], division.groups[index]
-        name, details = activities.name[index], activities.details[index]
-        keys.append(_Key(kind, group, op, name, inputs, details, context._replace(op=-1)))
+    for index, (op, phase, module, _, _, is_graph) in enumerate(contexts):
+        called, inputs = (names[host.name[op]], host.inputs[op]) if op >= 0 else ("", -1)
+        kind, group = division.kinds[index], _GROUPS[division.groups[index]]
+        kernel, details = names[activities.name[index]], activities.details[index]
+        keys.append(_Key(kind, group, called, kernel, phase, module, inputs, details, is_graph))
     lengths = [end - start for start, end in zip(activities.start, activities.end, strict=True)]
     windows = [bisect_right(bounds, start) - 1 for start in activities.start]
     longest: dict[int, int] = {}  # op call → its longest kernel, which its work is counted with
@@ -256,13 +257,13 @@ def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCos
     host, names = columns.host, columns.names
     outer: set[int] = set()
     for op in {context.op for context in contexts if context.op >= 0}:
-        name = str(names[host.name[op]])
+        name = names[host.name[op]]
         work = costs.cost(name, columns.inputs[host.inputs[op]]).work if host.inputs[op] >= 0 else None
         if work is None:
             continue
         around = host.parent[op]
         while around >= 0 and (around := host.op[around]) >= 0:
-            if work.macs or kind_of_op(str(names[host.name[around]])) == kind_of_op(name):
+            if work.macs or kind_of_op(names[host.name[around]]) == kind_of_op(name):
                 outer.add(around)
             around = host.parent[around]
     return outer
@@ -270,9 +271,8 @@ def _find_outer(columns: TraceColumns, contexts: Sequence[Context], costs: OpCos
 
 def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts) -> Iterator[WorkRow]:
     for key, row in sorted(sums.items(), key=lambda item: -item[1].ns):
-        op = str(columns.names[key.op]) if key.op >= 0 else ""
         inputs = columns.inputs[key.inputs] if key.inputs >= 0 else ()
-        cost = costs.cost(op, inputs) if inputs else UNKNOWN_COST
+        cost = costs.cost(key.op, inputs) if inputs else UNKNOWN_COST
         work, calls = cost.work, row.calls
         details = columns.details[key.details] if key.details >= 0 else {}
         nbytes = None if cost.nbytes is None else cost.nbytes * calls
@@ -280,19 +280,7 @@ def _make_rows(columns: TraceColumns, sums: Mapping[_Key, _Sums], costs: OpCosts
             message = _message_bytes(details)
             nbytes = None if message is None else message * row.kernels
         yield WorkRow(
-            kind=key.kind,
-            group=_GROUPS[key.group],
-            op=op,
-            kernel=str(columns.names[key.name]),
-            phase=key.context.phase,
-            module=key.context.module,
-            inputs=inputs,
-            details=tuple(details.items()),
-            is_graph=key.context.is_graph,
-            calls=calls,
-            kernels=row.kernels,
-            kernel_ns=row.kernel_ns,
-            ns=row.ns,
+            *(*key[:6], inputs, tuple(details.items()), key.is_graph, calls, row.kernels, row.kernel_ns, row.ns),
             macs=None if work is None else work.macs * calls,
             flops=None if work is None else work.flops * calls,
             nbytes=nbytes,
@@ -391,7 +379,7 @@ def list_collectives(timeline: RankTimeline) -> Iterator[tuple[str, int, Mapping
     """Yield the kernel of each collective of a rank, the number of its details, the details, and its duration."""
     columns, activities = timeline.columns, timeline.activities
     for index, name in enumerate(activities.name):
-        kernel, number = str(columns.names[name]), activities.details[index]
+        kernel, number = columns.names[name], activities.details[index]
         is_launch = not timeline.on_gpu and activities.op[index] >= 0  # on the CPU gloo's threads do the work
         if kind_of_kernel(kernel) == "communication" and not is_launch:
             duration = activities.end[index] - activities.start[index]

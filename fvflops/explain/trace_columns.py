@@ -5,13 +5,14 @@ from __future__ import annotations
 import marshal
 from array import array
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 
-from fvflops.explain.trace_stream import TraceStream
+from fvflops.measure.kernels.profiler_trace import TraceStream
 from fvflops.trace import TraceError
 
 # Kinds of spans of the host, and of activities of the GPU.
@@ -26,11 +27,15 @@ _HOST = {
 }
 _DEVICE = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
 _INPUTS = ("Input Dims", "Input type", "Concrete Inputs")
-# Arguments of an activity that are kept: of collectives, copies and graphs.
-_KEPT = (
-    *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name"),
-    *("Process Group Description", "bytes", "graph id"),
-)
+# Arguments of an activity that are kept, with their types: of collectives, copies and graphs.
+_KEPT = {
+    "Collective name": str,
+    **dict.fromkeys(("In msg nelems", "Out msg nelems"), int),
+    "dtype": str,
+    "Group size": int,
+    **dict.fromkeys(("Process Group Name", "Process Group Description"), str),
+    **dict.fromkeys(("bytes", "graph id"), int),
+}
 _Fields = Mapping[str, Any]
 _ROUNDING_NS = 10  # times are decimal numbers of µs
 
@@ -70,19 +75,22 @@ def _small() -> array[int]:
 class HostSpans:
     """Spans of the host by thread and start, parents first; times are nanoseconds from the trace's first event.
 
-    `kind` is OP, RANGE, PYTHON or RUNTIME. `parent` is the span around and `op` the innermost op, the span itself
-    included, as indexes, -1 for none. `inputs` is a number of `TraceColumns.inputs`, -1 without shapes.
+    `position` is an event's in the file. `kind` is OP, RANGE, PYTHON or RUNTIME. `parent` is the span around and `op`
+    the innermost op, the span itself included, as indexes, -1 for none. `inputs` is a number of `TraceColumns.inputs`,
+    -1 without shapes. `forward_thread` is torch's own number of the thread of a backward op's forward op.
     """
 
+    position: array[int] = field(default_factory=_small)
     start: array[int] = field(default_factory=_integers)
     end: array[int] = field(default_factory=_integers)
-    thread: array[int] = field(default_factory=_small)
     name: array[int] = field(default_factory=_small)
     kind: array[int] = field(default_factory=_small)
+    thread: array[int] = field(default_factory=_small)
     inputs: array[int] = field(default_factory=_small)
     external: array[int] = field(default_factory=_integers)
     correlation: array[int] = field(default_factory=_integers)
     sequence: array[int] = field(default_factory=_integers)
+    forward_thread: array[int] = field(default_factory=_integers)
     parent: array[int] = field(default_factory=_small)
     op: array[int] = field(default_factory=_small)
 
@@ -123,12 +131,13 @@ class HostSpans:
 
 @dataclass(slots=True)
 class Activities:
-    """Kernels, copies and fills of the GPU by start; times as in HostSpans.
+    """Kernels, copies and fills of the GPU by start; positions and times as in HostSpans.
 
     `kind` is KERNEL, MEMCPY or MEMSET, `stream` a number of `TraceColumns.streams`, `details` of
     `TraceColumns.details`. `launch` is the runtime call that launched it, `op` the op around, -1 where unknown.
     """
 
+    position: array[int] = field(default_factory=_small)
     start: array[int] = field(default_factory=_integers)
     end: array[int] = field(default_factory=_integers)
     name: array[int] = field(default_factory=_small)
@@ -149,8 +158,8 @@ class TraceColumns:
     """A chrome trace in columns, with its names, threads, streams and recorded arguments by number.
 
     `inputs` are an op's arguments as recorded, `header` the values of the file besides the events, `origin_ns` the
-    first event's time. `unreadable` are events without a valid time, `negative` events with a negative duration, taken
-    as 0.
+    first event's time. `unreadable` are events with invalid values, such as a missing time, `negative` events with a
+    negative duration, taken as 0.
     """
 
     path: str
@@ -184,15 +193,22 @@ class TraceColumns:
 
 def read_columns(path: str) -> TraceColumns:
     """Return a chrome trace in columns; another file, or one without ops and kernels, raises TraceError."""
-    columns, stream = TraceColumns(path), TraceStream(path)
-    for event in stream:
-        if event.get("ph") == "X":
-            _add(columns, event)
-    columns.header = stream.header
-    host, gpu = columns.host, columns.gpu
-    if not len(gpu) and OP not in host.kind:
+    stream = TraceStream(path)
+    columns = collect_columns(path, stream)
+    if not len(columns.gpu) and OP not in columns.host.kind:
         raise TraceError(f"{path} has neither ops nor kernels: pass a trace that torch.profiler wrote")
-    columns.origin_ns = min(min(events.start) for events in (host, gpu) if len(events))
+    columns.header = stream.header
+    return columns
+
+
+def collect_columns(path: str, events: Iterable[Mapping[str, Any]]) -> TraceColumns:
+    """Return the events of a chrome trace in columns, without its header."""
+    columns = TraceColumns(path)
+    for position, event in enumerate(events):
+        if event.get("ph") == "X":
+            _add(columns, event, position)
+    host, gpu = columns.host, columns.gpu
+    columns.origin_ns = min(chain(host.start, gpu.start), default=0)
     _sort(host, ("thread", "start", "-end"), columns.origin_ns)
     _sort(gpu, ("start",), columns.origin_ns)
     _nest(host)
@@ -200,58 +216,72 @@ def read_columns(path: str) -> TraceColumns:
     return columns
 
 
-def _add(columns: TraceColumns, event: Mapping[str, Any]) -> None:
-    """Add a complete event, if it is an event of the host or the GPU."""
+def _add(columns: TraceColumns, event: _Fields, position: int) -> None:
+    """Add a complete event, if it is an event of the host or the GPU; one with invalid values is unreadable."""
     category = event.get("cat")
     if not isinstance(category, str):
         return
     category = category if category in _HOST or category in _DEVICE else category.lower()
     if category not in _HOST and category not in _DEVICE:
         return
+    records, read = (columns.host, _read_span) if category in _HOST else (columns.gpu, _read_activity)
+    kind = _HOST[category] if category in _HOST else _DEVICE[category]
     try:
-        start, duration = round(event["ts"] * 1000), round(event.get("dur", 0) * 1000)
-    except (KeyError, TypeError, ValueError, OverflowError):
+        start, duration = to_nanoseconds(event["ts"]), to_nanoseconds(event.get("dur", 0))
+        end = start + max(duration, 0)
+        args = event.get("args") or {}
+        if not (-(2**62) < start <= end < 2**62 and isinstance(args, dict)):
+            raise ValueError("no time, or no arguments")
+        name = columns.names.number(str(event.get("name", "")))
+        values = position, start, end, name, kind, *read(columns, event, args, kind)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         columns.unreadable += 1
         return
-    if duration < 0:
-        columns.negative += 1
-        duration = 0
-    args = event.get("args") or {}
-    if category in _HOST:
-        _add_span(columns, event, args, _HOST[category], start, start + duration)
-    else:
-        _add_activity(columns, event, args, _DEVICE[category], start, start + duration)
+    columns.negative += duration < 0
+    for column, value in zip(records.__slots__, values, strict=False):
+        getattr(records, column).append(value)
 
 
-def _add_span(columns: TraceColumns, event: _Fields, args: _Fields, kind: int, start: int, end: int) -> None:
-    host = columns.host
-    host.start.append(start)
-    host.end.append(end)
-    host.thread.append(columns.threads.number((event.get("pid"), event.get("tid"))))
-    host.name.append(columns.names.number(event.get("name", "")))
-    host.kind.append(kind)
+def to_nanoseconds(microseconds: float) -> int:
+    """Return a time of a trace as exactly as it is written: since 1970 a product with 1000 would be too long a float.
+
+    >>> to_nanoseconds(1759300000000000.5)
+    1759300000000000500
+    """
+    whole = int(microseconds // 1)
+    return whole * 1000 + round((microseconds - whole) * 1000)
+
+
+def _read_span(columns: TraceColumns, event: _Fields, args: _Fields, kind: int) -> tuple[int, ...]:
     inputs = -1
     if kind <= RANGE and "Input Dims" in args:
         given = tuple(args.get(name) for name in _INPUTS)
-        inputs = columns.inputs.number(given, marshal.dumps(given, 2))
-    host.inputs.append(inputs)
-    host.external.append(_integer(args, "External id") if kind <= RANGE else -1)
-    host.correlation.append(_integer(args, "correlation") if kind == RUNTIME else -1)
-    host.sequence.append(_integer(args, "Sequence number") if kind == OP else -1)
+        inputs = columns.inputs.number(given, marshal.dumps(given, 2)) if _are_inputs(*given) else -1
+    return (
+        columns.threads.number(f"{event.get('pid')} {event.get('tid')}"),
+        inputs,
+        _integer(args, "External id") if kind <= RANGE else -1,
+        _integer(args, "correlation") if kind == RUNTIME else -1,
+        _integer(args, "Sequence number") if kind == OP else -1,
+        _integer(args, "Fwd thread id") if kind == OP else -1,
+    )
 
 
-def _add_activity(columns: TraceColumns, event: _Fields, args: _Fields, kind: int, start: int, end: int) -> None:
-    gpu = columns.gpu
-    gpu.start.append(start)
-    gpu.end.append(end)
-    gpu.name.append(columns.names.number(event.get("name", "")))
-    gpu.kind.append(kind)
+def _are_inputs(dims: Any, types: Any, concrete: Any) -> bool:
+    """Return whether recorded arguments have the form that torch.profiler gives them."""
+    lists = all(isinstance(value or [], list) for value in (types, concrete)) and isinstance(dims, list)
+    return lists and all(isinstance(dim, list) for dim in dims) and all(isinstance(name, str) for name in types or ())
+
+
+def _read_activity(columns: TraceColumns, event: _Fields, args: _Fields, kind: int) -> tuple[int, ...]:
     device, queue = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
-    gpu.stream.append(columns.streams.number((device, queue)))
-    kept = tuple((key, args[key]) for key in _KEPT if key in args)
-    gpu.details.append(columns.details.number(dict(kept), marshal.dumps(kept, 2)) if kept else -1)
-    gpu.external.append(_integer(args, "External id"))
-    gpu.correlation.append(_integer(args, "correlation"))
+    kept = tuple((key, args[key]) for key, type in _KEPT.items() if isinstance(args.get(key), type))
+    return (
+        columns.streams.number(f"{device} {queue}"),
+        columns.details.number(dict(kept), marshal.dumps(kept, 2)) if kept else -1,
+        _integer(args, "External id"),
+        _integer(args, "correlation"),
+    )
 
 
 def _integer(args: Mapping[str, Any], key: str) -> int:

@@ -13,7 +13,7 @@ from fvflops.counting.nested_timeline import BY_OWNER, sum_times
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.measure.op_roofline import Roofline
 from fvflops.reports.display import Displayed
-from fvflops.text import record_repr, short_repr
+from fvflops.text import short_repr, shown_by_fields
 from fvflops.trace import PHASES, Counts, Event, Status, Trace, TraceError, check_phase
 from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
 from fvflops.trace.trace import RegionCall, walk_events
@@ -25,6 +25,7 @@ EXCESS = 0.05
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+@shown_by_fields
 class ProfileRow:
     """Time, FLOPs, memory traffic and memory of some calls: times in ns, FLOPs in a convention, the others in bytes.
 
@@ -50,8 +51,6 @@ class ProfileRow:
     after: int | None = None
     retained: int | None = None
     peak: int | None = None
-
-    __repr__ = record_repr
 
     @property
     def bytes(self) -> int:

@@ -22,11 +22,8 @@ class Displayed:
     _report: ClassVar[str] = ""
     _page: ClassVar[str] = ""
 
-    def _document(self) -> Document:
-        return self._make(self._report)
-
-    def _make(self, report: str) -> Document:
-        module, _, function = report.partition(":")
+    def _document(self, report: str = "") -> Document:
+        module, _, function = (report or self._report).partition(":")
         document: Document = getattr(importlib.import_module(module), function)(self)
         return document
 
@@ -36,7 +33,7 @@ class Displayed:
     def _repr_html_(self) -> str:
         from fvflops.reports import notebook_page
 
-        return notebook_page.render_document(self._make(self._page) if self._page else self._document())
+        return notebook_page.render_document(self._document(self._page))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return the text that IPython shows for a result; notebooks show `_repr_html_`."""

@@ -75,7 +75,7 @@ class Terminal(io.StringIO):
 def test_progress_shows_the_rate_the_failures_and_what_is_running(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     terminal, seconds = Terminal(), [0.0]
-    progress = SweepProgress(4, Progress(terminal, clock=lambda: seconds[0]), clock=lambda: seconds[0])
+    progress = SweepProgress(4, terminal, clock=lambda: seconds[0])
     seconds[0] = 4.0
     progress.show_running(["timm:a", "timm:b"])
     progress.add(ModelCount("timm:a"))

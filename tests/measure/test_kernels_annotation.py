@@ -1,6 +1,5 @@
 """Chrome traces that other processes wrote with torch.profiler alone: nearly all FLOPs land on their events."""
 
-import gzip
 import json
 from collections import Counter
 from functools import cache
@@ -12,8 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
 from fvflops.counting import TableCostModel
-from fvflops.measure.kernels.annotation import annotation_report
-from fvflops.measure.kernels.profiler_trace import read_document, read_events, write_document
+from fvflops.explain.annotation import annotation_report
+from fvflops.explain.trace_events import read_events
+from fvflops.measure.kernels.profiler_trace import read_document, write_document
 from fvflops.measure.kernels.recorded_calls import ShapeCosts, Work
 from fvflops.reports.formats import write_document as write_report
 from fvflops.trace import TraceError
@@ -159,9 +159,8 @@ def test_an_op_on_a_part_of_a_tensor_has_the_flops_of_that_part(tmp_path):
 def count_linear_step():
     """Return the step of CUDA_TRACE."""
     model, x = nn.Linear(64, 128).train(), torch.randn(32, 64)
-    return TrainingStepAnalysis(
-        model, x, loss=lambda y: y.sum(), optimizer=torch.optim.SGD, device="cuda", table="exact", warn=False
-    )
+    options = {"optimizer": torch.optim.SGD, "device": "cuda", "table": "exact", "warn": False}
+    return TrainingStepAnalysis(model, x, loss=torch.sum, **options)
 
 
 def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
@@ -239,29 +238,15 @@ def test_the_report_has_a_row_for_each_rank_and_ops_that_add_up(folder):
     assert "aten::mm" in text and "matched" in text and "c10d::allreduce_" in text
 
 
-def test_bad_input(tmp_path, folder):
-    path = tmp_path / "trace.json"
-    for text, message in (
-        ("{", "is not a chrome trace"),
-        ('{"a": 1}', 'has no "traceEvents"'),
-        ('{"traceEvents": [1]}', "is not an object"),
-        ('{"traceEvents": []}', r"trace\.json: the trace has no op events"),
-    ):
-        path.write_text(text)
-        with pytest.raises(TraceError, match=message):
-            annotate_trace(path)
-    compressed = tmp_path / "trace.json.gz"
-    compressed.write_bytes(gzip.compress(b"{}" * 1000)[:-20])
-    with pytest.raises(TraceError, match="cannot be decompressed"):
-        annotate_trace(compressed)
+def test_bad_input(tmp_path):
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    with pytest.raises(TraceError, match=r"trace\.json: the trace has no op events"):
+        annotate_trace(tmp_path / "trace.json")
     with pytest.raises(FileNotFoundError):
         annotate_trace(tmp_path / "missing.json")
     trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),))
     with pytest.raises(TraceError, match="it is aggregated: pass the Trace of a single step"):
         annotate_trace(CUDA_TRACE, trace.aggregate())
-    # The list of events alone is a chrome trace too.
-    path.write_text(json.dumps(json.loads(CUDA_TRACE.read_text())["traceEvents"]))
-    assert annotate_trace(path).work() == annotate_trace(CUDA_TRACE).work()
 
 
 def test_holistic_trace_analysis_parses_annotated_traces(folder, tmp_path):
@@ -316,13 +301,10 @@ def test_products_in_compiled_code_are_counted_by_their_shapes(tmp_path):
 
 def test_an_ops_shapes_may_have_those_of_its_results_too():
     table = load_table("exact")
-    args = {
-        "Input Dims": [[6], [4, 5], [5, 6], [], [], [4, 6]],
-        "Input type": ["float", "float", "float", "Scalar", "Scalar", "float"],
-        "Concrete Inputs": ["", "", "", "1", "1", ""],
-    }
-    unreadable = {**args, "Input type": ["float", "SomeClass", "float", "Scalar", "Scalar", "float"]}
-    events = [("aten::addmm", args), ("aten::addmm", unreadable), ("aten::addmm", {}), ("mylib::scan", args)]
+    dims, values = [[6], [4, 5], [5, 6], [], [], [4, 6]], ["", "", "", "1", "1", ""]
+    args = dims, ["float", "float", "float", "Scalar", "Scalar", "float"], values
+    unreadable = dims, ["float", "SomeClass", "float", "Scalar", "Scalar", "float"], values
+    events = [("aten::addmm", args), ("aten::addmm", unreadable), ("aten::addmm", ()), ("mylib::scan", args)]
     costs = ShapeCosts(events, table, TableCostModel(table, "flops"))
     assert costs.work(0).macs == 4 * 5 * 6
     assert [costs.work(index) for index in (1, 2, 3)] == [None] * 3 == [costs.nbytes(index) for index in (1, 2, 3)]

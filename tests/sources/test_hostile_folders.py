@@ -193,7 +193,7 @@ def hostile_traces():
     return traces
 
 
-@pytest.mark.parametrize("limit", ["_MAX_BYTES", "_MAX_ITEMS"])
+@pytest.mark.parametrize("limit", ["_MAX_CHARACTERS", "_MAX_ITEMS"])
 def test_a_chrome_trace_has_a_limit_compressed_or_not(tmp_path, monkeypatch, limit, capsys):
     text = json.dumps({"traceEvents": [{}] * 100_000})
     (tmp_path / "x.json").write_text(text)

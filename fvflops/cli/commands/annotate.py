@@ -16,8 +16,8 @@ from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.parser import add_options, find_group
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
 from fvflops.cli.progress import activity
+from fvflops.explain.annotation import annotate_trace, annotation_report, find_device
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.measure.kernels.annotation import annotate_trace, annotation_report, find_device
 from fvflops.sources.load import is_saved_trace
 from fvflops.trace import Trace
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fvflops.cli.open_analysis import open_model
 from fvflops.cli.outputs import write_report
+from fvflops.cli.parser import add_options
 from fvflops.cli.shared_options import add_backward, add_convention, add_model, add_report, add_run
 from fvflops.comparison.convention_differences import compare_by, comparison_report
 from fvflops.formulas import load_table, shipped_tables
@@ -20,13 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_run(parser)
     add_backward(parser)
-    parser.add_argument(
-        "--conventions",
-        "--tables",  # its name in version 1.0
-        dest="tables",
-        metavar="CONVENTION,...",
-        help="conventions to compare with --convention, which is listed first; default: all shipped ones",
-    )
+    text = "conventions to compare with --convention, which is listed first; default: all shipped ones"
+    # `--tables` is its name in version 1.0.
+    add_options(parser, f"--conventions, --tables CONVENTION,...  {text}", dest={"conventions": "tables"})
     add_report(parser)
 
 

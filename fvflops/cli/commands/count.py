@@ -26,7 +26,7 @@ from fvflops.reports import REPORTS, Report
 from fvflops.reports.call_tables import CALL_COLUMNS, CALL_VIEWS, call_report
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.formats.text import Terminal
-from fvflops.reports.pictures.picture import check_drawable
+from fvflops.reports.pictures.picture import import_figure
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.patterns import expand_names
@@ -144,7 +144,7 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
     if report.binary:
         if arguments.output is None:
             raise ValueError(f"--format {format} needs a file: add --output model.{format}, or --output - for a pipe")
-        check_drawable()
+        import_figure()  # raises without matplotlib
     if arguments.backward and by == "line":
         raise ValueError("--by line does not support --backward, which has no source lines: omit one, or use --by op")
     if arguments.repeat is not None and (by in CALL_VIEWS or report.source not in ("summary", "breakdown")):

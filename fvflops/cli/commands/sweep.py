@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TextIO
 
 from fvflops.cli import shared_options
 from fvflops.cli.argument_values import parse_assumptions, parse_count, parse_limit
@@ -186,36 +187,30 @@ def _report(rows: Sequence[ModelCount], earlier: int, output: str, seconds: floa
         print(f"  {len(failed) - _SHOWN_FAILURES:,} more: see the column error of {output}", file=sys.stderr)
 
 
-class SweepProgress:
+class SweepProgress(Progress):
     """A bar with the rate, the failures and the models that are being counted."""
 
-    def __init__(self, total: int, bar: Progress | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bar = Progress() if bar is None else bar
+    def __init__(
+        self, total: int, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(stream, clock=clock)
         self._total = total
         self._done = self._failed = 0
-        self._clock = clock
-        self._begun = clock()
         self._running: Sequence[str] = ()
 
     def add(self, row: ModelCount) -> None:
         """Show that one more model is done."""
         self._done += 1
         self._failed += bool(row.failure)
-        self._show()
+        self.show_running(self._running)
 
     def show_running(self, names: Sequence[str]) -> None:
         self._running = names
-        self._show()
-
-    def clear(self) -> None:
-        self._bar.clear()
-
-    def _show(self) -> None:
-        elapsed = self._clock() - self._begun
+        elapsed = self._clock() - self._start
         rate = f", {self._done / elapsed:.1f}/s" if self._done and elapsed > 1 else ""
         failed = f", {self._failed:,} failed" if self._failed else ""
-        names = f": {', '.join(map(printable_short, self._running))}" if self._running else ""
-        self._bar.show(self._done, self._total, noun="model", note=f"{rate}{failed}{names}")
+        listed = f": {', '.join(map(printable_short, names))}" if names else ""
+        self.show(self._done, self._total, noun="model", note=f"{rate}{failed}{listed}")
 
 
 def _parse_bytes(text: str) -> int:

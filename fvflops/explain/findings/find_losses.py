@@ -9,8 +9,7 @@ from typing import Any
 from fvflops.explain.explained_trace import ExplainedTrace
 from fvflops.explain.findings.communication_findings import find_communication
 from fvflops.explain.findings.finding import Finding, gather_evidence
-from fvflops.explain.findings.idle_findings import find_idle
-from fvflops.explain.findings.memory_findings import find_memory
+from fvflops.explain.findings.idle_and_memory_findings import find_idle, find_memory
 from fvflops.explain.findings.planned_step import (
     EXPOSED,
     ComparedModules,

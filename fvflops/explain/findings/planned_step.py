@@ -221,7 +221,7 @@ def match_modules(columns: TraceColumns, classes: Mapping[str, tuple[str, ...]])
     """
     traced: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in columns.names.values:
-        module = str(name).removeprefix(MODULE)
+        module = name.removeprefix(MODULE)
         if module != name and (match := _NUMBERED.fullmatch(module)):
             traced[match[1]].append((int(match[2]), module))
     found: dict[str, str | None] = {}

@@ -1,70 +1,166 @@
-"""Chrome traces of torch.profiler: read and write the files, and add modules, work and FLOP/s to their events' args."""
+"""Chrome traces of torch.profiler: read event by event, read and write whole, and add work to their events' args."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
-import io
 import json
+import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import IO, Any, cast
 
 from fvflops import paths
-from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_range
 from fvflops.measure.kernels.kernel_sums import divide_work
 from fvflops.measure.kernels.matching import KernelMatch
 from fvflops.measure.kernels.recorded_calls import Work
-from fvflops.text import parse_json
+from fvflops.text import truncate
 from fvflops.trace import TraceError
-from fvflops.trace.kernel_events import KernelEvent, KernelRun
+
+_GZIP = b"\x1f\x8b"
+_BLOCK = 1 << 22  # bytes that are decoded at once
+_LONGEST = 1 << 26  # characters of one event, or of another value of the file
+_skip_space = re.compile(r"[\s,]*").match
+_is_cut = re.compile(r"[\d.eE+-]*\Z").match  # of a number, and its end
+# A value is parsed in C, one at a time: as fast as libraries for streams. Names may contain control characters.
+_scan = json.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
+
+
+class TraceStream:
+    """The events of a chrome trace, a .json or .json.gz file or URI, in the order of the file.
+
+    `header` has the other values of the file, such as "deviceProperties", once all events are read. A file may also be
+    the list of events alone. One that is not a trace, is truncated, or has more characters or items (objects and lists)
+    than it may, raises TraceError.
+    """
+
+    def __init__(self, path: str, *, max_characters: float = math.inf, max_items: float = math.inf) -> None:
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self._left = [max_characters, max_items]
+        most = f"at most {max_characters:,} characters and {max_items:,} objects"
+        self._excess = f"{path}: a chrome trace has {most}, and this has more: profile fewer steps"
+        self._text = ""
+        self._position = 0
+        self._blocks: Iterator[str] = iter(())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with ExitStack() as stack:
+            self._blocks = self._decode(stack.enter_context(paths.open_bytes(self.path)))
+            first = self._peek()
+            found = first == "["
+            if found:
+                yield from self._events()
+            elif first == "{":
+                self._position += 1
+                while self._peek() != "}":
+                    key = self._value()
+                    if self._peek() != ":":
+                        raise self._error(f"it has no value for {truncate(repr(key))}")
+                    self._position += 1
+                    if key == "traceEvents" and self._peek() == "[":
+                        found = True
+                        yield from self._events()
+                    else:
+                        self.header[str(key)] = self._value()
+            if not found:
+                raise self._error('it has no "traceEvents"')
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        self._position += 1
+        while True:
+            # Most events are in the text that is there; the slow path reads more.
+            try:
+                start = _skip_space(self._text, self._position).end()  # type: ignore[union-attr]
+                event, self._position = _scan(self._text, start)
+            except (StopIteration, ValueError, RecursionError):
+                if self._peek() == "]":
+                    self._position += 1
+                    return
+                event = self._value()
+            if not isinstance(event, dict):
+                raise self._error('an item of "traceEvents" is not an object')
+            yield event
+
+    def _peek(self) -> str:
+        """Return the next character that is not space, "" at the end of the file."""
+        while True:
+            self._position = _skip_space(self._text, self._position).end()  # type: ignore[union-attr]
+            if self._position < len(self._text):
+                return self._text[self._position]
+            if not self._read_more():
+                return ""
+
+    def _value(self) -> Any:
+        if not self._peek():
+            raise self._error("it is truncated")
+        while True:
+            try:
+                value, end = _scan(self._text, self._position)
+                if isinstance(value, (int, float)) and _is_cut(self._text, end) and self._read_more():
+                    continue  # the number may go on in this block
+                self._position = min(end, len(self._text))
+                return value
+            except StopIteration:
+                reason = "a value is missing"
+            except ValueError as error:
+                reason = str(error)
+            except RecursionError:
+                raise self._error("it is nested too deeply") from None
+            if len(self._text) - self._position > _LONGEST:
+                raise self._error(reason)
+            if not self._read_more():
+                raise self._error(f"it is truncated, or not JSON: {reason}")
+
+    def _read_more(self) -> bool:
+        block = next(self._blocks, "")
+        self._text = self._text[self._position :] + block
+        self._position = 0
+        self._left[0] -= len(block)
+        self._left[1] -= max(block.count("{") + block.count("["), block.count(",") // 8)
+        if min(self._left) < 0:
+            raise TraceError(self._excess)
+        return bool(block)
+
+    def _decode(self, file: IO[bytes]) -> Iterator[str]:
+        # Names of kernels may contain bytes that are not UTF-8.
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        magic = file.read(2)
+        file.seek(0)
+        source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if magic == _GZIP else file
+        try:
+            while block := source.read(_BLOCK):
+                if text := decoder.decode(block):
+                    yield text
+            if text := decoder.decode(b"", final=True):
+                yield text
+        except (OSError, EOFError, zlib.error) as error:
+            if source is file:
+                raise
+            raise TraceError(f"{self.path} cannot be decompressed: {error}") from None
+
+    def _error(self, reason: str) -> TraceError:
+        return TraceError(f"{self.path} is not a chrome trace: {reason}")
+
 
 ChromeTrace = dict[str, Any]
 
 # Categories of the file's events.
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _HAS_EXTERNAL_ID = ("cpu_op", "user_annotation")
-_KERNEL = re.compile(rb'"cat"\s*:\s*"kernel"')
-_GZIP = b"\x1f\x8b"
-_MAX_BYTES = 1 << 30  # decompressed; Python needs some ten times as much
+_MAX_CHARACTERS = 1 << 30  # Python needs some ten times as much
 _MAX_ITEMS = 1 << 24  # objects and lists: an event has two or three
 _MAX_NESTING = 8  # of events with one name
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def read_document(path: str) -> ChromeTrace:
-    """Return a chrome trace or its list of events, from .json or .json.gz; any other file raises TraceError."""
-    try:
-        # Names of kernels and ops may contain control characters, and bytes that are not UTF-8.
-        document = parse_json(_read(path).decode("utf-8", "backslashreplace"), strict=False)
-    except ValueError as error:
-        raise TraceError(f"{path} is not a chrome trace: {error}") from None
-    if isinstance(document, list):
-        document = {"traceEvents": document}
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise TraceError(f'{path} is not a chrome trace: it has no "traceEvents"')
-    if not all(isinstance(event, dict) for event in document["traceEvents"]):
-        raise TraceError(f'{path} is not a chrome trace: an item of "traceEvents" is not an object')
-    return document
-
-
-def has_kernels(path: str) -> bool:
-    return _KERNEL.search(_read(path)) is not None
-
-
-def _read(path: str) -> bytes:
-    data = paths.read_bytes(path)
-    if data.startswith(_GZIP):
-        try:
-            with gzip.open(io.BytesIO(data)) as file:
-                data = file.read(_MAX_BYTES + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise TraceError(f"{path} cannot be decompressed: {error}") from None
-    if len(data) > _MAX_BYTES or data.count(b"{") + data.count(b"[") > _MAX_ITEMS or data.count(b",") > 8 * _MAX_ITEMS:
-        most = f"at most {_MAX_BYTES:,} bytes and {_MAX_ITEMS:,} objects"
-        raise TraceError(f"{path}: a chrome trace has {most}, and this has more: profile fewer steps")
-    return data
+    """Return a chrome trace, from .json or .json.gz; any other file, and a larger one, raises TraceError."""
+    stream = TraceStream(path, max_characters=_MAX_CHARACTERS, max_items=_MAX_ITEMS)
+    events = list(stream)
+    return {**stream.header, "traceEvents": events}
 
 
 def write_document(document: ChromeTrace, path: str) -> None:
@@ -100,7 +196,7 @@ def annotate(
     events = list(document["traceEvents"])
     for position, event_index in positions.items():
         event, added = events[position], _args_of(match, event_index, kernels, has_modules)
-        events[position] = {**event, "args": {**event.get("args", {}), **added}}
+        events[position] = {**event, "args": {**(event.get("args") or {}), **added}}
     return {**document, "fvflops": dict(metadata), "traceEvents": events}
 
 
@@ -147,195 +243,3 @@ def _args_of(match: KernelMatch, event_index: int, kernels: Mapping[int, Work], 
     if event.before is not None and event.after is not None and event.peak is not None:
         args |= {"memory before": event.before, "memory after": event.after, "memory peak": event.peak}
     return args
-
-
-_CPU_CATEGORIES = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver", "xpu_runtime")
-_ROUNDING_NS = 10  # times are decimal numbers of µs
-# Types of inputs that are not tensors, in "Input type".
-_NOT_TENSORS = ("", "Scalar", "ScalarList", "GenericList")
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEvents:
-    """The run that a chrome trace records.
-
-    `positions` maps the position of an event in the file to its index in the run. `rank` is the rank of a
-    distributed process, None for any other. `has_shapes` is whether the profile had record_shapes=True. `graph_kernels`
-    are the indexes of the kernels that a CUDA or HIP graph launched.
-    """
-
-    run: KernelRun
-    positions: Mapping[int, int]
-    rank: int | None = None
-    has_shapes: bool = False
-    graph_kernels: frozenset[int] = frozenset()
-
-
-@dataclass(slots=True)
-class _Span:
-    """An event of the file, in nanoseconds from the first one."""
-
-    position: int
-    raw: Mapping[str, Any]
-    start: int
-    end: int
-    thread: int
-    parent: int = -1  # its index in the ordered events
-    children_ns: int = 0
-    device_ns: int = 0
-    self_device_ns: int = 0
-
-
-def read_events(document: ChromeTrace) -> TraceEvents:
-    """Return the events of a chrome trace, nested by thread and time.
-
-    A kernel belongs to the op with its "External id", else to the one that ran when it was launched. A trace without
-    op events raises TraceError.
-    """
-    raw_events = document["traceEvents"]
-    complete = [item for item in enumerate(raw_events) if item[1].get("ph") == "X" and "ts" in item[1]]
-    cpu = [item for item in complete if item[1].get("cat") in _CPU_CATEGORIES]
-    if not any(event.get("cat") == "cpu_op" for _, event in cpu):
-        raise TraceError("the trace has no op events: pass one that torch.profiler wrote with ProfilerActivity.CPU")
-    begin = min(event["ts"] for _, event in complete)
-    threads: dict[tuple[Any, Any], int] = {}
-
-    def span(position: int, event: Mapping[str, Any]) -> _Span:
-        thread = threads.setdefault((event.get("pid"), event.get("tid")), len(threads) + 1)
-        start = round((event["ts"] - begin) * 1000)
-        return _Span(position, event, start, start + round(event.get("dur", 0) * 1000), thread)
-
-    ordered = _nest([span(*item) for item in cpu])
-    device = [span(*item) for item in complete if item[1].get("cat") in DEVICE_CATEGORIES]
-    device.sort(key=lambda item: item.start)
-    from_graphs = _link(ordered, device)
-    forward_threads = _find_forward_threads(raw_events, ordered, threads)
-    spans = ordered + device
-    events = [_read_span(item, forward_threads) for item in spans]
-    info = document.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
-    return TraceEvents(
-        KernelRun(tuple(events), "cuda" if device else ""),
-        {item.position: index for index, item in enumerate(spans)},
-        rank if isinstance(rank, int) else None,
-        any("Input Dims" in event.get("args", {}) for _, event in cpu),
-        frozenset(len(ordered) + index for index in from_graphs),
-    )
-
-
-def _nest(spans: list[_Span]) -> list[_Span]:
-    """Return the events of all threads by start, parents first, each with its parent."""
-    spans.sort(key=lambda item: (item.start, -item.end, item.position))
-    open_spans: dict[int, list[int]] = {}
-    for index, item in enumerate(spans):
-        stack = open_spans.setdefault(item.thread, [])
-        while stack and not _encloses(spans[stack[-1]], item):
-            stack.pop()
-        if stack:
-            item.parent = stack[-1]
-            spans[item.parent].children_ns += item.end - item.start
-        stack.append(index)
-    return spans
-
-
-def _encloses(outer: _Span, inner: _Span) -> bool:
-    """Return whether an event is nested in one that does not start later."""
-    return (inner.start < outer.end or inner.start == outer.start) and inner.end <= outer.end + _ROUNDING_NS
-
-
-def _link(cpu: Sequence[_Span], device: Sequence[_Span]) -> list[int]:
-    """Set the parents of device events, and the device times of ops that launched them; return the events of graphs."""
-    ops: dict[int, int] = {}
-    launches: dict[int, int] = {}
-    graphs: set[int] = set()
-    for index, item in enumerate(cpu):
-        args = item.raw.get("args", {})
-        if item.raw["cat"] in ("cpu_op", "user_annotation"):
-            if "External id" in args:
-                ops.setdefault(args["External id"], index)
-        elif "correlation" in args:
-            launches.setdefault(args["correlation"], item.parent)
-            if "GraphLaunch" in item.raw["name"]:
-                graphs.add(args["correlation"])
-    for item in device:
-        args = item.raw.get("args", {})
-        item.parent = ops.get(args.get("External id"), launches.get(args.get("correlation"), -1))
-        item.device_ns = item.self_device_ns = item.end - item.start
-        owner = item.parent
-        if owner >= 0:
-            cpu[owner].self_device_ns += item.device_ns
-        while owner >= 0:
-            cpu[owner].device_ns += item.device_ns
-            owner = cpu[owner].parent
-    return [index for index, item in enumerate(device) if item.raw.get("args", {}).get("correlation") in graphs]
-
-
-def _find_forward_threads(
-    raw_events: Sequence[Mapping[str, Any]], ordered: Sequence[_Span], threads: Mapping[tuple[Any, Any], int]
-) -> dict[int, int]:
-    """Return "Fwd thread id", which is torch's own number → the thread, from the arrows of forward to backward ops."""
-
-    def thread_of(event: Mapping[str, Any]) -> int:
-        return threads.get((event.get("pid"), event.get("tid")), 0)
-
-    arrows = [event for event in raw_events if event.get("cat") == "fwdbwd" and "id" in event]
-    starts = {event["id"]: thread_of(event) for event in arrows if event.get("ph") == "s"}
-    linked = [event for event in arrows if event.get("ph") == "f" and event["id"] in starts]
-    ends = {(thread_of(event), event["ts"]): starts[event["id"]] for event in linked}
-    found: dict[int, int] = {}
-    for item in ordered:
-        number = item.raw.get("args", {}).get("Fwd thread id", 0)
-        thread = ends.get((item.thread, item.raw["ts"]))
-        if number and thread is not None:
-            found.setdefault(number, thread)
-    return found
-
-
-def _read_span(item: _Span, forward_threads: Mapping[int, int]) -> KernelEvent:
-    raw, args = item.raw, item.raw.get("args", {})
-    name = str(raw.get("name", ""))
-    category, duration = raw["cat"], item.end - item.start
-    is_device = category in DEVICE_CATEGORIES
-    dims = args.get("Input Dims")
-    module = None if is_device or category == "python_function" else module_of_range(name)
-    return KernelEvent(
-        name=name,
-        kind="device" if is_device else "module" if module is not None else _kind(name, category),
-        event_id=args.get("External id", 0),
-        parent=item.parent,
-        start_ns=item.start,
-        duration_ns=duration,
-        thread=item.thread,
-        sequence=args.get("Sequence number", -1),
-        forward_thread=forward_threads.get(args.get("Fwd thread id", 0), 0),
-        module=module or "",
-        self_ns=0 if is_device else duration - item.children_ns,
-        device_ns=item.device_ns,
-        self_device_ns=item.self_device_ns,
-        shapes="" if dims is None else str(dims),
-        tensor_shapes=None if dims is None else _list_shapes(dims, args.get("Input type", ())),
-    )
-
-
-def _kind(name: str, category: str) -> str:
-    if category == "python_function":
-        return "python"
-    others = "range" if category == "user_annotation" else "op" if category == "cpu_op" and "::" in name else "other"
-    return kind_of_range(name) or others
-
-
-def _list_shapes(dims: Sequence[Any], types: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the input tensors without scalars, lists of tensors flattened.
-
-    A scalar may be a number that was converted to a tensor.
-
-    >>> _list_shapes([[2, 3], [], [[4], [5]], []], ["float", "Scalar", "TensorList", "double"])
-    ((2, 3), (4,), (5,))
-    """
-    shapes: list[tuple[int, ...]] = []
-    for value, type in zip(dims, types, strict=False):
-        if type == "TensorList":
-            shapes += [tuple(shape) for shape in value]
-        elif type not in _NOT_TENSORS:
-            shapes.append(tuple(value))
-    return tuple(shape for shape in shapes if shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -136,6 +136,10 @@ _DTYPES = {
 _LIST_DTYPE = torch.float32
 
 
+# Dimensions, types and values of an op's arguments, None where they were not recorded; () without dimensions.
+Inputs = Sequence[Any]
+
+
 class _Unreadable(ValueError):
     """A recorded argument that is not understood."""
 
@@ -147,9 +151,7 @@ class ShapeCosts:
     record, such as a string, has its default. None is the cost of an op without a formula, or of unreadable arguments.
     """
 
-    def __init__(
-        self, events: Sequence[tuple[str, Mapping[str, Any]]], table: FormulaTable, cost_model: CostModel
-    ) -> None:
+    def __init__(self, events: Sequence[tuple[str, Inputs]], table: FormulaTable, cost_model: CostModel) -> None:
         self._events = events
         self._table = table
         self._cost_model = cost_model
@@ -170,10 +172,9 @@ class ShapeCosts:
 
     def signature(self, event_index: int) -> Signature | None:
         """Return the signature of an event's call; None if unknown."""
-        name, args = self._events[event_index]
-        if "Input Dims" not in args or "Input type" not in args:
+        name, inputs = self._events[event_index]
+        if not inputs or inputs[1] is None:
             return None
-        inputs = args["Input Dims"], args["Input type"], args.get("Concrete Inputs")
         key = name, str(inputs)
         if key not in self._signatures:
             self._signatures[key] = _sign(name, *inputs)

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import islice
 from math import inf, isclose, isnan, nan, prod
 from typing import NamedTuple
 
@@ -29,9 +28,8 @@ from fvflops.trace import Entry, Status
 _LEAST = 5
 # Above this number of counts a polynomial is not verified further.
 _ENOUGH = 12
-# Sets of positions that vary together, of calls that are otherwise equal.
-_MOST_AXES = 16
-_RECENT = 20
+# Sets of positions with one size, of calls that are otherwise equal.
+_MOST_AXES = 64
 
 
 class SizeFamilies:
@@ -44,10 +42,9 @@ class SizeFamilies:
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[Hashable, dict[int, tuple[int, ...]]] = {}  # template → call → its sizes
-        self._axes: dict[Hashable, list[tuple[int, ...]]] = {}
-        self._families: dict[Hashable, dict[int, int]] = {}
-        self._members: dict[int, list[tuple[int, dict[int, int]]]] = {}  # call → (its size, size → call) by family
+        self._axes: dict[Hashable, dict[tuple[int, ...], None]] = {}  # template → positions of equal sizes in a call
+        self._families: dict[Hashable, dict[int, int]] = {}  # (template, axis, other sizes) → size → call
+        self._members: dict[int, list[tuple[int, dict[int, int]]]] = {}  # call → (its size, family) for each family
         self._fits: dict[int, tuple[int, _Fit | None]] = {}  # id of a family → number of all counts, and its fit
 
     def __contains__(self, call: int) -> bool:
@@ -55,22 +52,18 @@ class SizeFamilies:
 
     def add(self, call: int, kind: Hashable, description: Hashable) -> None:
         """Add a call of a kind with a description: nested tuples in which each integer is a size."""
-        found: list[int] = []
-        template = kind, _split(description, found)
-        sizes = tuple(found)
-        known, axes = self._sizes.setdefault(template, {}), self._axes.setdefault(template, [])
-        recent = list(islice(reversed(known.values()), _RECENT))
-        known[call] = sizes
-        self._members[call] = []
+        sizes: list[int] = []
+        template = kind, _split(description, sizes)
+        axes, members = self._axes.setdefault(template, {}), list[tuple[int, dict[int, int]]]()
+        for size in [*dict.fromkeys(sizes)][: _MOST_AXES - len(axes)]:
+            axes[tuple([index for index, other in enumerate(sizes) if other == size])] = None
         for axis in axes:
-            self._join(call, template, axis, sizes)
-        for other in recent:
-            axis = tuple(index for index, (a, b) in enumerate(zip(sizes, other, strict=True)) if a != b)
-            if axis in axes or len(axes) >= _MOST_AXES or not (_is_one(sizes, axis) and _is_one(other, axis)):
-                continue
-            axes.append(axis)
-            for member, values in known.items():
-                self._join(member, template, axis, values)
+            if len({sizes[index] for index in axis}) == 1:
+                others = tuple([size for index, size in enumerate(sizes) if index not in axis])
+                family = self._families.setdefault((template, axis, others), {})
+                family[sizes[axis[0]]] = call
+                members.append((sizes[axis[0]], family))
+        self._members[call] = members
 
     def cost(self, call: int, counted: Mapping[int, StepCost]) -> StepCost | None:
         """Return the interpolated cost of a call, None where its family has no verified polynomial there."""
@@ -94,13 +87,6 @@ class SizeFamilies:
 
         return {call: min((gap(*member) for member in self._members[call]), default=inf) for call in calls}
 
-    def _join(self, call: int, template: Hashable, axis: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-        if _is_one(sizes, axis):
-            others = tuple(size for index, size in enumerate(sizes) if index not in axis)
-            family = self._families.setdefault((template, axis, others), {})
-            family[sizes[axis[0]]] = call
-            self._members[call].append((sizes[axis[0]], family))
-
     def _fit(self, family: dict[int, int], counted: Mapping[int, StepCost]) -> _Fit | None:
         number, fit = self._fits.get(id(family), (-1, None))
         if number != len(counted):
@@ -117,10 +103,6 @@ def _split(value: Hashable, sizes: list[int]) -> Hashable:
         sizes.append(value)
         return int
     return value
-
-
-def _is_one(sizes: tuple[int, ...], axis: tuple[int, ...]) -> bool:
-    return len({sizes[index] for index in axis}) == 1
 
 
 class _Fit(NamedTuple):

@@ -34,7 +34,7 @@ def file_type(path: str) -> str:
     kind = path.rpartition(".")[2].lower()
     if kind not in KINDS:
         raise PlotError(f"{path}: a plot must be an {' or '.join('.' + name for name in KINDS)} file")
-    check_drawable()
+    import_figure()
     return kind
 
 
@@ -45,14 +45,9 @@ def prepare(path: str) -> str:
     return kind
 
 
-def check_drawable() -> None:
-    """Raise PlotError if matplotlib, the extra `plot`, cannot be imported."""
-    _import_figure()
-
-
 def make_figure(width: float, height: float, **options: Any) -> Any:
     """Return an empty Figure of a size in inches, independent of pyplot and its windows."""
-    return _import_figure()(figsize=(width, height), **options)
+    return import_figure()(figsize=(width, height), **options)
 
 
 def encode(figure: Any, kind: str) -> bytes:
@@ -117,7 +112,8 @@ def _measure_width(text: str) -> float:
     return float(width) / 100
 
 
-def _import_figure() -> Any:
+def import_figure() -> Any:
+    """Return matplotlib's class of figures; without matplotlib, the extra `plot`, raise PlotError."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -20,11 +20,6 @@ _REGISTERED = {
 }
 
 
-def render(summary: Summary) -> str:
-    """Return the sentences as lines of plain text, "" if the table, the inputs and the op calls are all unknown."""
-    return "\n".join(map(printable, op_coverage_notes(summary)))
-
-
 class Note(NamedTuple):
     """A sentence on the coverage; its `tone`, "assumed" or "unsupported", selects a colour."""
 

@@ -11,21 +11,14 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
+from fvflops.explain.time_by_op import GRAPH_LAUNCHES, IDLE, NO_OP, OTHER_OPS, OpTime, TimeByOp, divide_time
+from fvflops.explain.trace_events import TraceEvents, read_events
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.garbage_collector import gc_paused
 from fvflops.measure.kernels.kernel_sums import KernelAverages, describe_ledger, list_calls, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
-from fvflops.measure.kernels.profiler_trace import (
-    ChromeTrace,
-    TraceEvents,
-    annotate,
-    has_kernels,
-    read_document,
-    read_events,
-    write_document,
-)
+from fvflops.measure.kernels.profiler_trace import ChromeTrace, TraceStream, annotate, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import NO_WORK, ShapeCosts, Work, add_works
-from fvflops.measure.kernels.time_by_op import GRAPH_LAUNCHES, IDLE, NO_OP, OTHER_OPS, OpTime, TimeByOp, divide_time
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import explaining_arguments, short_repr
@@ -42,7 +35,7 @@ class AnnotatedTrace(Displayed):
     multiply-add and all other operations; `table` says which ops count.
     """
 
-    _report = "fvflops.measure.kernels.annotation:describe_annotation"
+    _report = "fvflops.explain.annotation:describe_annotation"
 
     path: str
     match: KernelMatch
@@ -92,6 +85,8 @@ class AnnotatedTrace(Displayed):
         if ledger.other_shapes:
             why = "events whose input shapes differ from the model's, counted by their own shapes"
             lines.append(f"{why}: {list_calls(ledger.other_shapes)}")
+        if unreadable := self.events.unreadable:
+            lines.append(f"{format_quantity(unreadable, 'event')} with invalid values ignored")
         return lines + describe_ledger(ledger, self.table)
 
     @gc_paused()
@@ -131,23 +126,18 @@ def annotate_trace(
     cost_model = TableCostModel(table, "flops")
     name = os.fspath(path)
     document = read_document(name)
-    try:
-        events = read_events(document)
-    except TraceError as error:
-        raise TraceError(f"{name}: {error}") from None
+    events = read_events(document, name)
     trace = _read_trace(counted, cost_model.stops_at)
     if trace is None and not events.has_shapes:
         raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")
-    raw_events = [document["traceEvents"][position] for position in events.positions]
-    args = [(event["name"], event.get("args", {})) for event in raw_events]
-    by_shapes = ShapeCosts(args, table, cost_model) if events.has_shapes else None
+    by_shapes = ShapeCosts(events.inputs, table, cost_model) if events.has_shapes else None
     match = match_kernels(events.run, trace, cost_model, by_shapes=by_shapes)
     return AnnotatedTrace(name, match, table, events, document)
 
 
 def find_device(paths: Sequence[str]) -> str | None:
     """Return "cuda" if one of several chrome traces has kernels of a GPU, else None."""
-    return "cuda" if any(has_kernels(path) for path in paths) else None
+    return "cuda" if any(event.get("cat") == "kernel" for path in paths for event in TraceStream(path)) else None
 
 
 def _read_trace(counted: FlopCountAnalysis | Trace | None, stops: StopsAt) -> Trace | None:

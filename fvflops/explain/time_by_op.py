@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 
+from fvflops.explain.time_division import merge
 from fvflops.measure.kernels.kernel_sums import event_name
 from fvflops.measure.kernels.matching import KernelMatch
 from fvflops.measure.kernels.recorded_calls import NO_WORK, Work
@@ -89,22 +89,10 @@ def divide_time(match: KernelMatch, graph_kernels: Collection[int] = ()) -> Time
     intervals = [(event.start_ns, event.end_ns) for event in running]
     start = min((start for start, _ in intervals), default=0)
     end = max((end for _, end in intervals), default=0)
-    rows[IDLE] = OpTime(IDLE, None, end - start - covered(intervals))
+    covered = sum(end - start for start, end in merge(sorted(intervals)))
+    rows[IDLE] = OpTime(IDLE, None, end - start - covered)
     divided.rows = sorted(rows.values(), key=lambda row: (-row.work.flops, row.name == IDLE, -row.nanoseconds))
     return divided
-
-
-def covered(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals.
-
-    >>> covered([(0, 4), (2, 5), (7, 9)])
-    7
-    """
-    length, reached = 0, -sys.maxsize
-    for start, end in sorted(intervals):
-        length += max(end - max(start, reached), 0)
-        reached = max(reached, end)
-    return length
 
 
 def _list_times(match: KernelMatch, on_device: bool) -> Iterator[tuple[int, int]]:
