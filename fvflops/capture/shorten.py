@@ -88,7 +88,7 @@ def shorten(
 
     Return None, with the model unchanged, if no layer can be omitted.
     """
-    runs = find_layer_runs(model, {id(module) for module in marked})
+    runs = tuple(find_layer_runs(model, {id(module) for module in marked}))
     if not runs:
         return None
     record = partial(
@@ -111,24 +111,20 @@ def shorten(
     try:
         short = record()
         level = logging.WARNING
-        expansion = shortened.expand(short)
-        is_equal = expansion is not None and are_equal_runs(expansion.trace, full)
+        is_equal = (expansion := shortened.expand(short)) is not None and are_equal_runs(expansion.trace, full)
     except Exception as error:
         if is_interrupt(error):
             raise
-        _LOGGER.log(
-            level, "the full model is recorded: with fewer layers it fails (%s: %s)", type(error).__name__, error
-        )
+        _LOGGER.log(level, "the full model is recorded: with fewer layers it fails: %r", error)
     finally:
         if not is_equal:
             shortened.restore()
     return shortened if is_equal else None
 
 
-def _shorten(model: nn.Module, runs: Iterable[LayerRun]) -> Shortened:
+def _shorten(model: nn.Module, runs: tuple[LayerRun, ...]) -> Shortened:
     saved: dict[str, tuple[nn.Module, dict[str, nn.Module | None]]] = {}
     attributes: list[tuple[nn.Module, str, int]] = []
-    runs = tuple(runs)
     for run in runs:
         layers = model.get_submodule(run.path)
         saved.setdefault(run.path, (layers, layers._modules))

@@ -32,15 +32,14 @@ class AnalysedRun:
 
 def describe_run(run: AnalysedRun) -> dict[str, str]:
     """Return metadata of a run for reports: its Trace's, the model's class, and the table."""
-    about = dict(run.trace.about)
-    about["model"] = run.trace.modules.root.class_name
+    about = {**run.trace.about, "model": run.trace.modules.root.class_name}
     if run.table is not None:
-        about |= {"table": run.table.name, "multiply_add": str(run.table.multiply_add)}
-        about["description"] = run.table.description
-        about |= _describe_registered(run, run.table)
-        if ignored := describe_ignored_work(run.trace, run.counts, run.table, run.handled):
+        table = run.table
+        about |= {"table": table.name, "multiply_add": str(table.multiply_add), "description": table.description}
+        about |= _describe_registered(run, table)
+        if ignored := describe_ignored_work(run.trace, run.counts, table, run.handled):
             about["ignored_work"] = ignored
-        if masks := describe_unknown_masks(run.trace, run.table):
+        if masks := describe_unknown_masks(run.trace, table):
             about["unknown_masks"] = masks
     unused = _find_unused_backwards(run)
     return {**about, "unused_rows": ", ".join(unused)} if unused else about
@@ -120,12 +119,11 @@ def find_uncalled(trace: Trace, ancestors: str) -> set[str]:
     active = [scopes[stack] for stack in trace.active]
     seen = set().union(*active)
     if ancestors == "owner":
-        with_parents: set[str] = set()
-        for name in set(map(innermost, active)):
-            while name not in with_parents:
-                with_parents.add(name)
-                name = name.rpartition(".")[0]
-        seen |= with_parents
+        owners = set(map(innermost, active))
+        for name in owners.copy():
+            while (name := name.rpartition(".")[0]) not in owners:
+                owners.add(name)
+        seen |= owners
     return {module.name for module in trace.modules.modules()} - seen
 
 

@@ -12,7 +12,7 @@ from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.counting.nested_timeline import BY_OWNER, read_times
 from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.trace import Counts, Entry, Status, Trace
-from fvflops.trace.module_tree import ModuleTree, modules_above
+from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
 from fvflops.trace.timeline import Timeline
 from fvflops.units import format_seconds, format_short
 from fvflops.views.analysed_run import AnalysedRun, describe_run
@@ -117,9 +117,7 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     for name in counted.names():
         metric = METRICS[name]
         measures[name] = _measure(metric.title, counted[name], labels, metric.unit, metric.note)
-    measures["calls"] = Measure(
-        "Op calls", _sum_cells(counts, lambda entry: entry.calls, {}), note="calls of operators"
-    )
+    measures["calls"] = Measure("Op calls", _sum_cells(counts, lambda entry: entry.calls, {}), "", "calls of operators")
     if trace.events is not None and "time" in trace.about.get("measured", ""):
         measures["time"] = _measure_time(trace, labels)
     return Breakdown(
@@ -137,8 +135,7 @@ def _sum_cells(counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[st
     sums: Counter[Cell] = Counter()
     for entry in counts.entries:
         if value := weigh(entry):
-            owner = entry.scope[-1] if entry.scope else ""
-            sums[Cell(owner, entry.phase, labels.get(entry.op, entry.label))] += value
+            sums[Cell(innermost(entry.scope), entry.phase, labels.get(entry.op, entry.label))] += value
     return dict(sums)
 
 
@@ -157,7 +154,7 @@ def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
             scope = scopes[event.stack]
             op = trace.signatures[event.item].packet
             label = labels.get(op, op.removeprefix("aten::"))
-            sums[Cell(scope[-1] if scope else "", event.phase, label)] += event.duration_ns
+            sums[Cell(innermost(scope), event.phase, label)] += event.duration_ns
             if scope:  # else it ran outside of all calls, such as the loss
                 inside[scope[-1], event.phase] += event.duration_ns
     for phase, timings in read_times(trace).modules.items():

@@ -13,9 +13,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (80610, 452),
+    "fvflops": (80597, 452),
     "fvflops/analysis": (2831, 16),
-    "fvflops/capture": (17611, 94),
+    "fvflops/capture": (17603, 94),
     "fvflops/cli": (5398, 35),
     "fvflops/comparison": (4061, 17),
     "fvflops/compat": (744, 3),
@@ -30,9 +30,9 @@ LIMITS = {
     "fvflops/sources": (4286, 31),
     "fvflops/sweep": (1958, 11),
     "fvflops/trace": (3311, 19),
-    "fvflops/views": (671, 5),
+    "fvflops/views": (666, 5),
     "fvflops/zoo": (1511, 10),
-    "tests": (69295, 399),
+    "tests": (69294, 399),
     "tools": (9160, 80),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

@@ -147,7 +147,6 @@ _Get = Callable[[], Any]
 _Set = Callable[[Any], Any]
 
 _ABSENT = object()  # the value of a setting that this version of torch lacks
-_MISSING = RuntimeError, AttributeError, MissingInternal
 _NOT_ASSIGNED = object()
 _FLOAT32_MATH = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
@@ -238,16 +237,13 @@ class SavedSettings:
 
 def read_settings(settings: Sequence[tuple[_Get, _Set]]) -> list[Any]:
     """Return the values of settings, `_ABSENT` for settings that this version of torch lacks."""
-    try:
-        return [get() for get, _ in settings]
-    except _MISSING:
-        return [_read(get) for get, _ in settings]
+    return [_read(get) for get, _ in settings]
 
 
 def _read(get: _Get) -> Any:
     try:
         return get()
-    except _MISSING:
+    except (RuntimeError, AttributeError, MissingInternal):
         return _ABSENT
 
 
