@@ -15,8 +15,8 @@ from fvflops.reports.count_report import list_operators
 from fvflops.reports.document import Column
 from fvflops.reports.escaping import printable, printable_short
 from fvflops.reports.formats.text import show_indented
+from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
-from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.trace.module_tree import index_children
 from fvflops.units import format_elements, format_size
@@ -156,7 +156,7 @@ def write_tree(summary: Summary, *, by: str = "module", depth: int | None = None
 
 def _write_covered(write: Callable[..., str], summary: Summary, **options: Any) -> str:
     """Return a text with the coverage of the count below."""
-    return "\n\n".join([write(summary, **options), "\n".join(map(printable, op_coverage_notes(summary)))])
+    return f"{write(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 write_covered_table, write_covered_tree = partial(_write_covered, write_table), partial(_write_covered, write_tree)

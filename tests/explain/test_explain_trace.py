@@ -273,7 +273,7 @@ def test_an_event_with_invalid_values_is_no_error(tmp_path, field):
         unreadable = explain_trace(path).timelines[0].columns.unreadable
         assert (unreadable <= 1 and (field, value) != ("args", [1])) or unreadable == 1
         for read in (explain_trace, annotate_trace):
-            assert ("1 event with invalid values ignored" in str(read(path))) == unreadable
+            assert ("1 event with invalid values ignored" in " ".join(str(read(path)).split())) == unreadable
     assert unreadable or field not in ("ts", "dur", "args")
 
 

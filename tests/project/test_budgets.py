@@ -13,7 +13,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (80597, 452),
+    "fvflops": (80602, 452),
     "fvflops/analysis": (2831, 16),
     "fvflops/capture": (17603, 94),
     "fvflops/cli": (5398, 35),
@@ -25,7 +25,7 @@ LIMITS = {
     "fvflops/integrations": (756, 7),
     "fvflops/measure": (5349, 22),
     "fvflops/plan": (10870, 51),
-    "fvflops/reports": (4588, 33),
+    "fvflops/reports": (4593, 33),
     "fvflops/serve": (3872, 21),
     "fvflops/sources": (4286, 31),
     "fvflops/sweep": (1958, 11),

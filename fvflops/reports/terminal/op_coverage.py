@@ -27,6 +27,11 @@ class Note(NamedTuple):
     tone: str = ""
 
 
+def render(summary: Summary) -> str:
+    """Return the sentences as lines of plain text, "" if the table, the inputs and the op calls are all unknown."""
+    return "\n".join(map(printable, op_coverage_notes(summary)))
+
+
 def op_coverage_notes(summary: Summary) -> list[str]:
     """Return the sentences on a count's coverage, in which names are not escaped."""
     return [sentence.text for sentence in list_notes(summary)]
