@@ -48,8 +48,7 @@ def read_events(document: ChromeTrace, path: str = "") -> TraceEvents:
     A kernel belongs to the op with its "External id", else to the event around its launch. A trace without op events
     raises TraceError.
     """
-    raw_events = document["traceEvents"]
-    columns = collect_columns(path, raw_events)
+    columns = collect_columns(path, document["traceEvents"])
     columns.header = document
     host, gpu = columns.host, columns.gpu
     if OP not in host.kind:
@@ -58,42 +57,42 @@ def read_events(document: ChromeTrace, path: str = "") -> TraceEvents:
         )
     spans = sorted(range(len(host)), key=lambda span: (host.start[span], -host.end[span], host.position[span]))
     indexes = {-1: -1, **{span: index for index, span in enumerate(spans)}}
-    by_id: dict[int, int] = {}
     children_ns: Counter[int] = Counter()
     for span in spans:
         children_ns[host.parent[span]] += host.end[span] - host.start[span]
-        if host.external[span] >= 0:
-            by_id.setdefault(host.external[span], span)
+    by_id = {host.external[span]: span for span in reversed(spans) if host.external[span] >= 0}  # the first of an id
     around = [host.parent[launch] if launch >= 0 else -1 for launch in gpu.launch]
     owners = [by_id.get(number, span) for number, span in zip(gpu.external, around, strict=True)]
     device_ns, self_device_ns = Counter[int](), Counter[int]()
     lengths = [end - start for start, end in zip(gpu.start, gpu.end, strict=True)]
-    for owner, length in zip(owners, lengths, strict=True):
+    kernels = []
+    for owner, name, start, length in zip(owners, gpu.name, gpu.start, lengths, strict=True):
+        times: dict[str, Any] = dict.fromkeys(("duration_ns", "device_ns", "self_device_ns"), length)
+        kernels.append(KernelEvent(columns.names[name], "device", 0, indexes[owner], start, **times))
         self_device_ns[owner] += length
         for span in host.ancestors(owner):
             device_ns[span] += length
-    forward_threads = _find_forward_threads(raw_events, columns, spans)
-    events = [_read_span(columns, span, forward_threads) for span in spans]
-    for index, span in enumerate(spans):
-        events[index] = events[index]._replace(
+    forward_threads = _find_forward_threads(document["traceEvents"], columns, spans)
+    events = [
+        _read_span(
+            *(columns, span, forward_threads),
             parent=indexes[host.parent[span]],
-            self_ns=events[index].duration_ns - children_ns[span],
+            self_ns=host.end[span] - host.start[span] - children_ns[span],
             device_ns=device_ns[span],
             self_device_ns=self_device_ns[span],
         )
-    for kernel, owner in enumerate(owners):
-        name, start, length = columns.names[gpu.name[kernel]], gpu.start[kernel], lengths[kernel]
-        event = KernelEvent(name, "device", 0, indexes[owner], start, length)
-        events.append(event._replace(device_ns=length, self_device_ns=length))
+        for span in spans
+    ]
     graphs = {number for number, name in enumerate(columns.names.values) if "GraphLaunch" in name}
-    from_graph = [launch >= 0 and host.name[launch] in graphs for launch in gpu.launch]
     inputs = [columns.inputs[host.inputs[span]] if host.inputs[span] >= 0 else () for span in spans]
     return TraceEvents(
-        KernelRun(tuple(events), "cuda" if owners else ""),
+        KernelRun((*events, *kernels), "cuda" if owners else ""),
         {position: index for index, position in enumerate((*map(host.position.__getitem__, spans), *gpu.position))},
         columns.rank,
-        tuple((event.name, given) for event, given in zip(events, (*inputs, *[()] * len(owners)), strict=True)),
-        frozenset(len(spans) + index for index, is_from_graph in enumerate(from_graph) if is_from_graph),
+        (*zip([event.name for event in events], inputs, strict=True), *[(event.name, ()) for event in kernels]),
+        frozenset(
+            at for at, launch in enumerate(gpu.launch, len(spans)) if launch >= 0 and host.name[launch] in graphs
+        ),
         columns.unreadable,
     )
 
@@ -121,8 +120,8 @@ def _find_forward_threads(
     return found
 
 
-def _read_span(columns: TraceColumns, span: int, forward_threads: Mapping[int, int]) -> KernelEvent:
-    """Return an event of the host, without its parent and the times of other events."""
+def _read_span(columns: TraceColumns, span: int, forward_threads: Mapping[int, int], **others: Any) -> KernelEvent:
+    """Return an event of the host; `others` are the fields that depend on other events."""
     host, name = columns.host, columns.names[columns.host.name[span]]
     dims, types, _ = columns.inputs[host.inputs[span]] if host.inputs[span] >= 0 else (None, None, None)
     module = None if host.kind[span] == PYTHON else module_of_range(name)
@@ -138,6 +137,7 @@ def _read_span(columns: TraceColumns, span: int, forward_threads: Mapping[int, i
         module=module or "",
         shapes="" if dims is None else str(dims),
         tensor_shapes=None if dims is None else _list_shapes(dims, types or ()),
+        **others,
     )
 
 

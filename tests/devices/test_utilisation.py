@@ -214,7 +214,7 @@ TF32 = (
 
 @pytest.mark.parametrize("op", [*IEEE, *TF32])
 def test_float32_products_run_as_torch_does_by_default(op):
-    # 0.5 s at the 10 TFLOP/s of float32, or 0.1 s at the 50 of tf32, and 0.1 s of what is not a product.
+    # 0.5 s at the 10 TFLOP/s of float32, or 0.1 s at the 50 of tf32, and 0.1 s of other ops.
     work = counts(entry("float32", macs=5 * T // 2, flops=T, op=op))
     ieee, tf32 = pytest.approx(0.6), pytest.approx(0.2)
     assert mfu(work, 1, device=NVIDIA) == (tf32 if op in TF32 else ieee)

@@ -55,7 +55,7 @@ def test_what_is_decomposed_runs_as_other_ops(classes):
 
 
 def test_an_op_that_is_in_no_table_fails_the_tool(tmp_path, monkeypatch, capsys):
-    """An empty table knows nothing: what is not composite is unclassified, and the tool says so and fails."""
+    """With an empty table all ops except composite ones are unclassified; the tool lists them and fails."""
     path = tmp_path / "empty.yaml"
     path.write_text("description: nothing\n")
     monkeypatch.setattr(sys, "argv", ["op_coverage.py", str(path), "--namespace", "aten"])

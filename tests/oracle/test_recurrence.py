@@ -27,7 +27,7 @@ def make(kind, inputs, hidden, **options):
 
 
 def weights_of(tally, model):
-    """Return for each layer and direction its weights, biases and projection, None for what is not there."""
+    """Return for each layer and direction its weights, biases and projection, None for each that is missing."""
     result = []
     for layer in range(model.num_layers):
         for suffix in ("", "_reverse")[: 2 if model.bidirectional else 1]:

@@ -40,7 +40,7 @@ DETR = {
     "encoder_ffn_dim": 32,
     "decoder_ffn_dim": 32,
 }
-# Name → config.json, and what the error says; None where the model is counted, without what is not followed.
+# Name → config.json, and what the error says; None where the model is counted and the reference is not followed.
 CONFIGS = {
     "a kernel of the hub": ({**TEXT, "attn_implementation": "hostile/kernel"}, "is code on a hub"),
     "a kernel of the hub, private": ({**TEXT, "_attn_implementation": "hostile/kernel:fn"}, "is code on a hub"),

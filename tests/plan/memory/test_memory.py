@@ -199,7 +199,7 @@ def test_a_checkpoint_keeps_what_goes_in():
     inputs = torch.ones(64, width)
     plain = predict_step(model(), inputs)
     checkpointed = predict_step(model(), inputs, checkpoint=[str(index) for index in range(blocks)])
-    inner = ITEM * 64 * 8 * width  # the ReLU's result in a block, which is what is not kept
+    inner = ITEM * 64 * 8 * width  # the ReLU's result in a block, which is not kept
     saved = [run.at(first_op(run, "backward")).by_kind["activation"] for run in (plain, checkpointed)]
     assert saved[0] - saved[1] == blocks * inner
     # One block's is there again when its backward pass begins, those after it having been used up.

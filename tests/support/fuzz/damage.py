@@ -56,7 +56,7 @@ def _overwrite(data: bytes, draw: random.Random) -> bytes:
 
 
 def _replace_number(data: bytes, draw: random.Random) -> bytes:
-    """Replace a run of digits by what is not a number, or another one, to a reader."""
+    """Replace a run of digits by another number, or by text that a reader does not take as a number."""
     starts = [
         index for index in range(1, len(data)) if chr(data[index]).isdigit() and not chr(data[index - 1]).isdigit()
     ]
